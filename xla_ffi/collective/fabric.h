@@ -1,0 +1,215 @@
+// Everything one process shares with its peers: windows, control plane, directory, and the threads
+// that take over executions whose peers are late.
+//
+// One fabric lives from initialize() to shutdown(). Threads: the callers' (XLA's), one progress
+// thread, the control plane's, and completion threads.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/status.h"
+#include "collective/communicator.h"
+#include "collective/completion.h"
+#include "collective/directory.h"
+#include "collective/layout.h"
+#include "collective/op.h"
+#include "collective/options.h"
+#include "collective/participant.h"
+#include "collective/plan.h"
+#include "collective/staging.h"
+#include "control/mesh.h"
+#include "os/futex.h"
+#include "transport/transport.h"
+
+namespace jaxfabric {
+
+class Fabric {
+ public:
+  // How the caller's thread waits before the progress thread takes over.
+  struct Waiting {
+    int spins;   // pauses: while every rank of the host has a core
+    int yields;  // then: lets ranks that share the core run
+    Clock::duration inline_limit;
+  };
+
+  static Result<std::unique_ptr<Fabric>> Create(int process, int process_count,
+                                                std::vector<int64_t> local_ranks, Options options);
+  ~Fabric();
+
+  // What every process must give to every other's Connect.
+  std::string Address() const;
+  Status Connect(const std::vector<std::string>& addresses);
+  // Fails what is under way with kCancelled, leaves, frees everything. Idempotent.
+  void Shutdown();
+
+  // The failure that poisoned the communicators; OK while healthy.
+  Status failure() const;
+  std::map<std::string, uint64_t> Counters() const;
+
+  // --- for call sites
+  // -----------------------------------------------------------------------------
+  int process() const { return process_; }
+  const std::vector<int64_t>& local_ranks() const { return local_ranks_; }
+  // Index in local_ranks() or -1.
+  int LocalIndex(int64_t rank) const;
+  // Gives an unfinished execution to the progress thread; `on_finished` of the op is called on a
+  // completion thread. False once the fabric is shut down.
+  bool TryHandOff(Op* op);
+
+  // --- for participants and ops
+  // -------------------------------------------------------------------
+  const Waiting& waiting() const { return waiting_; }
+  std::byte* window() const { return window_.data(); }
+  Topology topology(bool one_process) const { return {one_process, process_reads_}; }
+  const Directory& directory() const { return directory_; }
+  bool alive(int process) const;
+  std::string DescribeRank(int64_t rank) const;
+  Status HeaderMismatch(const Participant& participant, int peer) const;
+  // An execution has failed for a reason of its own: its peers cannot finish theirs.
+  void ReportFailure(const Status& status) { Poison(status, /*tell_peers=*/true); }
+
+  void Register(Participant& participant);
+  void Unregister(Participant& participant);
+  void Announce(const Participant& participant, int32_t launch);
+  PeerView View(const Directory::Member& member) const;
+  WindowHeader* Bell(int process) const { return peers_[static_cast<size_t>(process)].header; }
+  std::shared_ptr<Communicator> CommunicatorFor(const std::vector<int64_t>& ranks,
+                                                bool one_process);
+  std::optional<uint32_t> TryAllocateCell() { return cells_->TryAllocate(); }
+  Cell* OwnCell(uint32_t index) const;
+  std::optional<StagingPool::Block> TryAllocateStaging(uint64_t bytes, Participant& user);
+  void FreeStaging(StagingPool::Block block) { staging_->Free(block); }
+  void SetLastSeen(int64_t rank, uint64_t key, uint64_t tag);
+
+  // Sleeps until somebody rings this process, unless `done()` says there is no need to.
+  template <class Done>
+  void SleepUnless(Done done, Deadline deadline);
+  static void RingIfSleeping(WindowHeader* header) {
+    // Relaxed: ordered by the fence in Participant::RingPeers.
+    if (header->sleepers.load(std::memory_order_relaxed) != 0) Ring(header);
+  }
+  static void Ring(WindowHeader* header);
+
+ private:
+  struct Peer {
+    pid_t pid = 0;
+    std::string host;
+    std::vector<int64_t> ranks;
+    std::unique_ptr<Channel> channel;  // keeps the window mapped
+    std::span<std::byte> window;
+    WindowHeader* header = nullptr;
+    // Written by the control thread, read by all: no other data depends on them (relaxed).
+    std::atomic<bool> gone{false};
+    std::atomic<bool> left{false};  // said goodbye first
+  };
+  // What a rank did last, in the header page of its process's window.
+  struct LastSeen {
+    std::atomic<uint64_t> key;
+    std::atomic<uint64_t> tag;
+  };
+  struct Stuck {  // a peer's report that it waits for a rank of ours
+    uint64_t key = 0;
+    uint64_t tag = 0;
+    uint64_t place = 0;
+    uint64_t site = 0;
+    Clock::time_point received{};
+    int64_t waiting_rank = -1;
+    int64_t late_rank = -1;
+    std::string call;
+  };
+
+  Fabric(int process, int process_count, std::vector<int64_t> local_ranks, Options options);
+  Status Bind();
+  Status Greet(int process, const Mesh::Greeting& greeting, std::vector<UniqueFd> fds);
+  Status AgreeOnProcessReads(Deadline deadline);
+
+  void ProgressLoop();
+  bool AdvanceAll();
+  void CheckWaits();
+  void CheckWait(Op& op, Clock::time_point now);
+  Status DeadlineError(Op& op, double seconds);
+  std::string LastSeenAt(int64_t rank) const;
+  std::string StuckReport(int64_t waiting, int64_t late) const;
+
+  void OnMessage(int process, WireReader& message);
+  void OnGone(int process);
+  void OnStuck(WireReader& message);
+  void FreeRetiredCells(uint64_t key);
+  // The first failure poisons every communicator; the peers are told unless they told us.
+  void Poison(const Status& status, bool tell_peers);
+  std::optional<Status> FindMismatch(const Participant& participant, int64_t late) const;
+  Clock::duration ReportInterval() const {
+    return std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(options_.mismatch_after / 2 + 0.01));
+  }
+
+  const int process_;
+  const std::vector<int64_t> local_ranks_;
+  const Options options_;
+  Waiting waiting_{};
+  std::string host_;
+  std::string host_id_;  // boot and namespaces: processes with equal ids share memory and sockets
+
+  Transport* transport_ = nullptr;
+  std::unique_ptr<Endpoint> endpoint_;
+  std::unique_ptr<Mesh> mesh_;
+  std::span<std::byte> window_;
+  std::vector<Peer> peers_;            // by process; the own entry describes this process
+  std::map<int64_t, int> process_of_;  // by rank
+  std::unique_ptr<CellAllocator> cells_;
+  std::unique_ptr<StagingPool> staging_;
+  uint32_t cell_count_ = 0;
+  bool process_reads_ = false;
+  Directory directory_;
+
+  mutable std::mutex mutex_;  // communicators, participants, failure, stuck reports
+  std::map<std::vector<int64_t>, std::shared_ptr<Communicator>> communicators_;
+  std::set<Participant*> participants_;
+  struct RetiredCell {  // waiting for the peers to retire the instance too
+    uint32_t cell;
+    std::vector<StagingPool::Block> staging;
+  };
+  std::multimap<uint64_t, RetiredCell> retired_cells_;  // by instance key
+  Status failure_;
+  std::vector<Stuck> stuck_;
+
+  std::mutex queue_mutex_;
+  std::vector<Op*> queue_;       // handed off, not yet seen by the progress thread
+  std::vector<Op*> pending_;     // the progress thread's
+  bool progress_ended_ = false;  // guarded by queue_mutex_
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> shut_down_{false};
+  std::thread progress_;
+  std::unique_ptr<CompletionThreads> completions_;
+
+  std::atomic<uint64_t> handed_off_{0};
+  std::atomic<uint64_t> sleeps_{0};
+  std::atomic<uint64_t> staging_allocations_{0};
+};
+
+template <class Done>
+void Fabric::SleepUnless(Done done, Deadline deadline) {
+  WindowHeader* header = peers_[static_cast<size_t>(process_)].header;
+  const uint32_t bell = header->bell.load(std::memory_order_acquire);
+  header->sleepers.fetch_add(1, std::memory_order_relaxed);
+  // Pairs with the fence in Participant::RingPeers.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!done()) {
+    sleeps_.fetch_add(1, std::memory_order_relaxed);
+    FutexWait(&header->bell, bell, deadline);
+  }
+  header->sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+}  // namespace jaxfabric

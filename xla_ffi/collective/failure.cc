@@ -1,0 +1,172 @@
+// Failure: how one process learns of it, and what every rank is told.
+#include <algorithm>
+
+#include "base/log.h"
+#include "collective/fabric.h"
+
+namespace jaxfabric {
+
+Status Fabric::HeaderMismatch(const Participant& participant, int peer) const {
+  return Status(Code::kFailedPrecondition,
+                StrCat("ranks disagree: ", participant.DescribeCall(), " on rank ",
+                       participant.rank(), ", ", directory_.Describe(participant.key()),
+                       " with another type, size or "
+                       "reduction on ",
+                       participant.DescribePeer(peer)));
+}
+
+Status Fabric::DeadlineError(Op& op, double seconds) {
+  Participant& participant = op.participant();
+  std::string text = StrCat("rank ", participant.rank(), " waited ", seconds, " s in ",
+                            participant.DescribeCall());
+  if (op.stage() == Op::Stage::kSetup && !participant.cell_) {
+    return Status(Code::kResourceExhausted,
+                  StrCat(text, ": no cell is free for one more collective call (", cell_count_,
+                         " are in use); raise JAXFABRIC_SEGMENT_BYTES"));
+  }
+  std::vector<int> late;
+  if (op.stage() == Op::Stage::kSetup) {
+    for (int position = 0; position < participant.plan().size; ++position) {
+      if (!directory_.Find(participant.key(), static_cast<uint32_t>(position))) {
+        late.push_back(position);
+      }
+    }
+  } else if (op.waiting_for() >= 0) {
+    late.push_back(op.waiting_for());
+  }
+  if (late.empty()) text += ": its peers disagree about the launch of the program";
+  for (int position : late) {
+    const auto member = directory_.Find(participant.key(), static_cast<uint32_t>(position));
+    int64_t rank = member ? member->rank
+                          : participant.spec().groups[static_cast<size_t>(participant.group())]
+                                                     [static_cast<size_t>(position)];
+    text += StrCat(position == late.front() ? " for " : "; ", participant.DescribePeer(position));
+    if (!member && participant.spec().by_position) continue;
+    text += StrCat(", last seen ", LastSeenAt(rank));
+    const std::string report = StuckReport(rank, participant.rank());
+    if (!report.empty()) {
+      text += StrCat("; it waits for rank ", participant.rank(), " in ", report,
+                     ": the ranks disagree about what comes next");
+    }
+  }
+  return Status(Code::kDeadlineExceeded, text);
+}
+
+// A late rank that itself waits for `participant`, at the same place of the same program but in
+// another call: the two can never meet.
+std::optional<Status> Fabric::FindMismatch(const Participant& participant, int64_t late) const {
+  std::lock_guard lock(mutex_);
+  const auto expired = Clock::now() - 2 * ReportInterval();
+  for (const Stuck& stuck : stuck_) {
+    if (stuck.waiting_rank != late || stuck.late_rank != participant.rank()) continue;
+    if (stuck.received < expired || stuck.place == 0) continue;
+    if (stuck.place != participant.spec().place || stuck.site == participant.spec().site) continue;
+    return Status(Code::kFailedPrecondition,
+                  StrCat("ranks disagree: ", participant.DescribeCall(), " on rank ",
+                         participant.rank(), ", ", stuck.call, " on ", DescribeRank(late)));
+  }
+  return std::nullopt;
+}
+
+std::string Fabric::StuckReport(int64_t waiting, int64_t late) const {
+  std::lock_guard lock(mutex_);
+  const auto expired = Clock::now() - 2 * ReportInterval();
+  for (auto stuck = stuck_.rbegin(); stuck != stuck_.rend(); ++stuck) {
+    if (stuck->waiting_rank == waiting && stuck->late_rank == late && stuck->received >= expired) {
+      return stuck->call;
+    }
+  }
+  return {};
+}
+
+void Fabric::Poison(const Status& status, bool tell_peers) {
+  bool first = false;
+  {
+    std::lock_guard lock(mutex_);
+    first = failure_.ok();
+    if (first) failure_ = status;
+    for (auto& [ranks, communicator] : communicators_) communicator->Poison(failure_);
+  }
+  if (first && tell_peers) {
+    WireWriter message(MessageType::kFailure);
+    mesh_->Broadcast(
+        message.Add(static_cast<uint32_t>(status.code())).Add(std::string_view(status.message())));
+  }
+  Ring(peers_[static_cast<size_t>(process_)].header);
+}
+
+void Fabric::OnMessage(int process, WireReader& message) {
+  switch (message.type()) {
+    case MessageType::kInstance: {
+      auto announcement = Directory::Announcement::FromMessage(message, process);
+      if (!announcement) return;
+      Peer& peer = peers_[static_cast<size_t>(process)];
+      const bool owned = std::find(peer.ranks.begin(), peer.ranks.end(),
+                                   announcement->member.rank) != peer.ranks.end();
+      if (!owned || announcement->member.cell >= peer.header->cells) return;
+      directory_.Add(*announcement);
+      Ring(peers_[static_cast<size_t>(process_)].header);
+      return;
+    }
+    case MessageType::kRetire: {
+      const auto key = message.Get<uint64_t>();
+      const auto position = message.Get<uint32_t>();
+      if (message.ok() && directory_.Retire(key, position)) FreeRetiredCells(key);
+      return;
+    }
+    case MessageType::kStuck:
+      OnStuck(message);
+      return;
+    case MessageType::kFailure: {
+      const auto code = static_cast<Code>(message.Get<uint32_t>());
+      const std::string text = message.GetString();
+      if (message.ok() && code != Code::kOk) Poison(Status(code, text), false);
+      return;
+    }
+    case MessageType::kGoodbye:
+      peers_[static_cast<size_t>(process)].left.store(true, std::memory_order_relaxed);
+      return;
+    case MessageType::kHello:
+    case MessageType::kReady:
+      return;
+  }
+}
+
+void Fabric::OnStuck(WireReader& message) {
+  Stuck stuck;
+  stuck.key = message.Get<uint64_t>();
+  stuck.tag = message.Get<uint64_t>();
+  stuck.place = message.Get<uint64_t>();
+  stuck.site = message.Get<uint64_t>();
+  stuck.waiting_rank = message.Get<int64_t>();
+  stuck.late_rank = message.Get<int64_t>();
+  stuck.call = message.GetString();
+  if (!message.ok()) return;
+  {
+    std::lock_guard lock(mutex_);
+    // One per pair of ranks and instance; reports are repeated while the wait lasts.
+    const auto expired = Clock::now() - 2 * ReportInterval();
+    std::erase_if(stuck_, [&](const Stuck& old) {
+      const bool same = old.waiting_rank == stuck.waiting_rank &&
+                        old.late_rank == stuck.late_rank && old.key == stuck.key;
+      return same || old.received < expired;
+    });
+    stuck.received = Clock::now();
+    stuck_.push_back(std::move(stuck));
+  }
+}
+
+void Fabric::OnGone(int process) {
+  Peer& peer = peers_[static_cast<size_t>(process)];
+  peer.gone.store(true, std::memory_order_relaxed);
+  if (!peer.left.load(std::memory_order_relaxed)) {
+    std::string ranks;
+    for (int64_t rank : peer.ranks) ranks += StrCat(ranks.empty() ? "" : ", ", rank);
+    const Status died(Code::kUnavailable, StrCat(peer.ranks.size() == 1 ? "rank " : "ranks ", ranks,
+                                                 " (pid ", peer.pid, " on ", peer.host, ") died"));
+    Poison(died, true);
+  }
+  Ring(peers_[static_cast<size_t>(process_)].header);
+}
+
+}  // namespace jaxfabric

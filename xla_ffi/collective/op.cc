@@ -1,0 +1,303 @@
+#include "collective/op.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "collective/fabric.h"
+#include "collective/participant.h"
+#include "memory/copy.h"
+
+namespace jaxfabric {
+
+void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence) {
+  buffers_ = buffers;
+  run_id_ = run_id;
+  occurrence_ = occurrence;
+  tag_ = 0;
+  stage_ = Stage::kSetup;
+  status_ = Status();
+  slot_ = -1;
+  mine_ = nullptr;
+  waiting_for_ = -1;
+  sources_found_ = false;
+  const auto size = static_cast<size_t>(participant_.plan().size);
+  if (found_.size() != size) {
+    found_.resize(size);
+    operands_.resize(size);
+    pulled_.resize(size);
+  }
+  std::fill(found_.begin(), found_.end(), nullptr);
+  std::fill(pulled_.begin(), pulled_.end(), uint8_t{0});
+  pulled_count_ = 0;
+  next_reader_ = 0;
+  produced_ = consumed_ = results_ = results_consumed_ = 0;
+  started = reported = {};
+  warned = false;
+}
+
+bool Op::Advance() {
+  bool moved = false;
+  // Each case returns when it can do no more, or falls to the next stage.
+  while (true) {
+    switch (stage_) {
+      case Stage::kSetup:
+        if (!Setup()) return moved;
+        moved = true;
+        break;
+      case Stage::kClaim:
+        if (!Claim()) return moved;
+        moved = true;
+        break;
+      case Stage::kTransfer: {
+        bool step = false;
+        switch (participant_.plan().algorithm) {
+          case Algorithm::kLocal:  // see Setup()
+            break;
+          case Algorithm::kOneShot:
+            step = StepOneShot();
+            break;
+          case Algorithm::kTwoShot:
+            step = StepTwoShot();
+            break;
+          case Algorithm::kPull:
+            step = StepPull();
+            break;
+        }
+        if (!step) return moved;
+        moved = true;
+        break;
+      }
+      case Stage::kLinger:
+        if (!Linger()) return moved;
+        moved = true;
+        break;
+      case Stage::kRevoke:
+        if (!Revoke()) return moved;
+        moved = true;
+        break;
+      case Stage::kFinished:
+        return moved;
+    }
+  }
+}
+
+bool Op::Setup() {
+  if (participant_.plan().size == 1) {
+    RunLocal();
+    return true;
+  }
+  const bool ready = participant_.ready() && participant_.launch_known_;
+  if (ready) {
+    const auto launch =
+        static_cast<int32_t>(static_cast<uint32_t>(run_id_) - participant_.launch_base_);
+    if (launch >= 0) {
+      tag_ = MakeTag(static_cast<uint32_t>(launch), occurrence_);
+      stage_ = Stage::kClaim;
+      return true;
+    }
+  }
+  if (!participant_.Prepare(*this)) return false;
+  if (stage_ == Stage::kSetup) stage_ = Stage::kClaim;
+  return true;
+}
+
+void Op::RunLocal() {
+  // Everything a rank gives, it gives to itself.
+  const Plan& plan = participant_.plan();
+  const bool gets_nothing = plan.kind == OpKind::kPermute && !plan.from_self;
+  if (gets_nothing) {
+    std::memset(buffers_.output, 0, buffers_.output_bytes);
+  } else {
+    Copy(buffers_.output, buffers_.input, buffers_.output_bytes);
+  }
+  stage_ = Stage::kFinished;
+}
+
+bool Op::Claim() {
+  Participant& participant = participant_;
+  const Plan& plan = participant.plan();
+  if (participant.communicator()->poisoned()) {
+    Fail(participant.WithCaller(participant.communicator()->failure()));
+    return true;
+  }
+  if (slot_ < 0) {
+    slot_ = participant.TryClaimSlot(tag_);
+    if (slot_ < 0) return false;
+    mine_ = &participant.mine_->slots[slot_];
+  }
+  const bool stages = !plan.inlined && plan.algorithm != Algorithm::kPull && !plan.readers.empty();
+  if (stages && !PlaceStaging(plan.ring)) return false;
+  Publish();
+  stage_ = Stage::kTransfer;
+  return true;
+}
+
+bool Op::PlaceStaging(size_t ring_bytes) {
+  Participant& participant = participant_;
+  const Plan& plan = participant.plan();
+  auto& slot = participant.slots_[slot_];
+  const auto subs = static_cast<uint64_t>(plan.sub_streams());
+  const uint64_t rings = subs + (plan.algorithm == Algorithm::kTwoShot ? 1 : 0);
+  // Under memory pressure a smaller ring works as well, only slower; the cell's reserve always
+  // does, so that no execution waits for memory that others hold while they wait for it.
+  for (uint64_t ring = ring_bytes;; ring = 4096) {
+    if (participant.StagingFor(slot, ring * rings)) {
+      ring_ = ring;
+      staging_ = participant.fabric().window() + slot.staging.offset;
+      break;
+    }
+    if (ring <= 4096) {
+      const uint64_t reserve_ring = kReserveBytes / rings / 64 * 64;
+      bool taken = reserve_ring == 0;
+      participant.Enter();
+      for (const auto& other : participant.slots_) taken |= other.reserve;
+      if (!taken) slot.reserve = true;
+      participant.Leave();
+      if (taken) return false;
+      ring_ = reserve_ring;
+      staging_ = participant.mine_->reserve;
+      break;
+    }
+  }
+  if (plan.algorithm == Algorithm::kTwoShot) {
+    result_staging_ = staging_ + ring_ * subs;
+    result_ring_ = ring_;
+  }
+  return true;
+}
+
+void Op::Publish() {
+  const Plan& plan = participant_.plan();
+  PublishLine& line = mine_->publish;
+  // A peer that still holds this slot by its old tag must not take the new counters for the old
+  // ones: tag first, then counters; release on both so that they are seen in that order.
+  line.tag.store(0, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_release);
+  mine_->produce.produced.store(0, std::memory_order_release);
+  mine_->produce.results.store(0, std::memory_order_release);
+  mine_->consume.consumed.store(0, std::memory_order_release);
+  mine_->consume.results_consumed.store(0, std::memory_order_release);
+  line.previous_done = participant_.last_done_.load(std::memory_order_relaxed);
+  line.header = plan.header;
+  if (plan.readers.empty()) {
+    line.placement = Placement::kNone;
+  } else if (plan.inlined) {
+    line.placement = Placement::kInline;
+    if (plan.stream > 0) std::memcpy(line.payload, buffers_.input, buffers_.input_bytes);
+    produced_ = plan.stream;
+  } else if (plan.algorithm == Algorithm::kPull) {
+    line.placement = Placement::kDirect;
+    line.direct.input = reinterpret_cast<uint64_t>(buffers_.input);
+    line.direct.output = reinterpret_cast<uint64_t>(buffers_.output);
+  } else {
+    const std::byte* window = participant_.fabric().window();
+    line.placement = Placement::kStaged;
+    line.staged.ring_offset = static_cast<uint64_t>(staging_ - window);
+    line.staged.ring_bytes = ring_;
+    line.staged.result_offset =
+        result_staging_ ? static_cast<uint64_t>(result_staging_ - window) : 0;
+    line.staged.result_bytes = result_ring_;
+    // The first segment rides with the announcement.
+    Produce();
+  }
+  participant_.fabric().SetLastSeen(participant_.rank(), participant_.key(), tag_);
+  // Release: the line, the staged bytes and the counters before it.
+  line.tag.store(tag_, std::memory_order_release);
+  participant_.RingPeers();
+}
+
+Slot* Op::Find(int peer) {
+  Slot*& found = found_[static_cast<size_t>(peer)];
+  if (found) return found;
+  Cell* cell = participant_.peers_[static_cast<size_t>(peer)].cell;
+  for (int i = 0; i < kSlots; ++i) {
+    // Usually both ranks are in step and use the same slot.
+    Slot& slot = cell->slots[(slot_ + i) % kSlots];
+    // Acquire: pairs with Publish().
+    if (slot.publish.tag.load(std::memory_order_acquire) != tag_) continue;
+    if (slot.publish.header != participant_.plan().header) {
+      const Status mismatch = participant_.fabric().HeaderMismatch(participant_, peer);
+      participant_.fabric().ReportFailure(mismatch);
+      Fail(mismatch);
+      return nullptr;
+    }
+    participant_.peer_done_[static_cast<size_t>(peer)].store(slot.publish.previous_done,
+                                                             std::memory_order_release);
+    found = &slot;
+    return found;
+  }
+  return nullptr;
+}
+
+uint64_t Op::ConsumedBy(int peer, bool results) {
+  const uint64_t everything = participant_.plan().stream;
+  Slot* slot = Find(peer);
+  if (!slot) {
+    // Not there: either it has not begun, or it has finished and moved on.
+    return participant_.DoneLogHas(peer, tag_) ? everything : 0;
+  }
+  const auto& counter = results ? slot->consume.results_consumed : slot->consume.consumed;
+  // Acquire: the reader's loads from the ring come before our next stores to it.
+  const uint64_t consumed = counter.load(std::memory_order_acquire);
+  // A recycled slot shows another tag before it shows other counters: see Publish().
+  return slot->publish.tag.load(std::memory_order_acquire) == tag_ ? consumed : everything;
+}
+
+bool Op::Linger() {
+  // Everybody who may touch this rank's buffers has to be done before XLA gets them back.
+  const auto& readers = participant_.plan().readers;
+  while (next_reader_ < readers.size()) {
+    const int reader = readers[next_reader_];
+    if (!participant_.DoneLogHas(reader, tag_)) {
+      waiting_for_ = reader;
+      return false;
+    }
+    ++next_reader_;
+  }
+  FreeSlot();
+  return true;
+}
+
+void Op::Fail(Status status) {
+  if (stage_ == Stage::kRevoke || stage_ == Stage::kFinished) return;
+  status_ = std::move(status);
+  if (mine_ && mine_->publish.placement == Placement::kDirect &&
+      (stage_ == Stage::kTransfer || stage_ == Stage::kLinger)) {
+    // Sequentially consistent with a reader's store to `reading` and its load of `revoked`: either
+    // it sees the revocation, or Revoke() sees it reading.
+    mine_->consume.revoked.store(1, std::memory_order_seq_cst);
+    stage_ = Stage::kRevoke;
+  } else {
+    stage_ = Stage::kFinished;
+  }
+}
+
+bool Op::Revoke() {
+  const auto& plan = participant_.plan();
+  for (int reader : plan.readers) {
+    const PeerView& peer = participant_.peers_[static_cast<size_t>(reader)];
+    if (!participant_.fabric().alive(peer.process)) continue;
+    for (Slot& slot : peer.cell->slots) {
+      if (slot.publish.tag.load(std::memory_order_seq_cst) == tag_ &&
+          slot.consume.reading.load(std::memory_order_seq_cst) != 0) {
+        waiting_for_ = reader;
+        return false;
+      }
+    }
+  }
+  stage_ = Stage::kFinished;
+  return true;
+}
+
+void Op::Finish() {
+  participant_.LogDone(tag_);
+  FreeSlot();
+}
+
+void Op::FreeSlot() {
+  // Release: this op's accesses to the slot come before whoever claims it next.
+  participant_.slots_[slot_].complete.store(true, std::memory_order_release);
+  stage_ = Stage::kFinished;
+}
+
+}  // namespace jaxfabric

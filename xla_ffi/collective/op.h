@@ -1,0 +1,117 @@
+// One execution of a collective on one rank, as a state machine that never blocks.
+//
+// Advance() is called in a loop: by the thread that entered the call while the peers are near, then
+// by the progress thread. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/status.h"
+#include "collective/call.h"
+#include "collective/layout.h"
+
+namespace jaxfabric {
+
+class Participant;
+
+class Op {
+ public:
+  enum class Stage : uint8_t {
+    kSetup,     // the instance is not yet known on all ranks, or the launch number not settled
+    kClaim,     // waiting for a free slot or staging memory
+    kTransfer,  // published; bytes move
+    kLinger,    // this rank has its result, peers still read its buffers
+    kRevoke,    // failed; waiting until no peer can touch the buffers
+    kFinished,
+  };
+
+  explicit Op(Participant& participant) : participant_(participant) {}
+  // For a fresh execution.
+  void Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence);
+
+  // Does what can be done now; true if that was anything. Finished or not: see finished().
+  bool Advance();
+  bool finished() const { return stage_ == Stage::kFinished; }
+  // Why it failed; OK for a result. Only once finished.
+  const Status& status() const { return status_; }
+  // Gives up: the result of the execution will be `status`. Its buffers stay in use until Advance()
+  // has finished it.
+  void Fail(Status status);
+
+  Participant& participant() { return participant_; }
+  Stage stage() const { return stage_; }
+  int64_t run_id() const { return run_id_; }
+  uint64_t tag() const { return tag_; }
+  int slot() const { return slot_; }
+  // Position of a peer that this execution waits for, -1 if it is none in particular.
+  int waiting_for() const { return waiting_for_; }
+
+  // For the progress thread.
+  std::function<void(const Status&)> on_finished;
+  Clock::time_point started{};
+  Clock::time_point reported{};
+  bool warned = false;
+
+ private:
+  friend class Participant;
+
+  bool Setup();
+  bool Claim();
+  bool PlaceStaging(size_t ring_bytes);
+  void Publish();
+  void RunLocal();
+  bool StepOneShot();
+  bool StepTwoShot();
+  bool StepPull();
+  bool Linger();
+  bool Revoke();
+  void Finish();
+  void FreeSlot();
+
+  // algorithm/exchange.cc
+  bool Produce();
+  void StageSegment(size_t offset, size_t bytes);
+  void Consume(size_t offset, size_t bytes);
+  bool FindSources();
+  // algorithm/pull.cc
+  bool PullFrom(int source);
+  void ReduceDirect();
+  Status ReadPeer(int peer, uint64_t address, void* destination, size_t bytes);
+
+  // The peer's slot for this execution; null while it has not been published. Fails the op when the
+  // peer's header differs.
+  Slot* Find(int peer);
+  const std::byte* Contribution(int peer, size_t offset) const;
+  uint64_t ConsumedBy(int peer, bool results);
+  size_t ContiguousLimit(size_t offset) const;
+
+  Participant& participant_;
+  Buffers buffers_;
+  int64_t run_id_ = 0;
+  uint32_t occurrence_ = 0;
+  uint64_t tag_ = 0;
+  Stage stage_ = Stage::kFinished;
+  Status status_;
+  int slot_ = -1;
+  Slot* mine_ = nullptr;
+  int waiting_for_ = -1;
+  bool sources_found_ = false;
+  std::vector<Slot*> found_;           // by position
+  std::vector<const void*> operands_;  // scratch for Reduce, by position
+  std::vector<uint8_t> pulled_;        // by position
+  int pulled_count_ = 0;
+  size_t next_reader_ = 0;  // Linger: readers before it are done
+  uint64_t ring_ = 0;       // bytes of one of the own sub-streams' rings
+  uint64_t result_ring_ = 0;
+  std::byte* staging_ = nullptr;
+  std::byte* result_staging_ = nullptr;
+  uint64_t produced_ = 0;
+  uint64_t consumed_ = 0;
+  uint64_t results_ = 0;
+  uint64_t results_consumed_ = 0;
+};
+
+}  // namespace jaxfabric

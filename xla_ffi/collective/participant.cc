@@ -1,0 +1,297 @@
+#include "collective/participant.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "base/hash.h"
+#include "collective/fabric.h"
+#include "os/futex.h"
+
+namespace jaxfabric {
+namespace {
+
+inline void CpuPause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Participant::Participant(Fabric& fabric, const CallSpec& spec, SiteRegistry::Instance instance,
+                         int64_t rank, int group, int position, const Buffers& buffers)
+    : fabric_(fabric),
+      spec_(spec),
+      instance_(std::move(instance)),
+      rank_(rank),
+      group_(group),
+      position_(position),
+      plan_(spec, static_cast<int>(spec.groups[static_cast<size_t>(group)].size()), position,
+            buffers, Topology{}),
+      peer_done_(spec.groups[static_cast<size_t>(group)].size()),
+      occurrences_(16) {
+  Hasher hasher;
+  hasher.Add(std::span<const int64_t>(spec_.groups[static_cast<size_t>(group)]));
+  key_ =
+      hasher.Add(uint64_t{spec_.by_position}).Add(spec_.Hash()).Add(instance_.duplicate).Finish();
+  peers_.resize(static_cast<size_t>(plan_.size));
+  fabric_.Register(*this);
+}
+
+Participant::~Participant() {
+  JF_CHECK(idle());
+  fabric_.Unregister(*this);
+}
+
+bool Participant::TryEnter() {
+  // Acquire: sees what the last thread wrote before it left.
+  return !entered_.exchange(true, std::memory_order_acquire);
+}
+
+void Participant::Enter() {
+  while (!TryEnter()) CpuPause();
+}
+
+void Participant::Leave() {
+  // Release: hands what was written inside to the next one to enter.
+  entered_.store(false, std::memory_order_release);
+}
+
+Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
+  // Sequentially consistent with the fabric's shutdown, which poisons the communicators and then
+  // waits for active_ to become zero: either it sees this execution, or this one sees the poison.
+  active_.fetch_add(1, std::memory_order_seq_cst);
+  Enter();
+  Occurrence* occurrence = &occurrences_[next_occurrence_];
+  if (occurrence->run_id != run_id || occurrence->count == 0) {
+    occurrence = nullptr;
+    for (Occurrence& candidate : occurrences_) {
+      if (candidate.run_id == run_id && candidate.count > 0) occurrence = &candidate;
+    }
+    if (!occurrence) {
+      next_occurrence_ = (next_occurrence_ + 1) % occurrences_.size();
+      occurrence = &occurrences_[next_occurrence_];
+      *occurrence = {run_id, 0};
+    }
+  }
+  const uint32_t count = occurrence->count++;
+  if (idle_ops_.empty()) {
+    ops_.push_back(std::make_unique<Op>(*this));
+    idle_ops_.reserve(ops_.size());
+    idle_ops_.push_back(ops_.back().get());
+  }
+  Op* op = idle_ops_.back();
+  idle_ops_.pop_back();
+  Leave();
+  op->Reset(buffers, run_id, count);
+  return op;
+}
+
+void Participant::End(Op* op) {
+  Enter();
+  idle_ops_.push_back(op);
+  Leave();
+  // Release: the fabric may free what the execution used once it sees zero.
+  active_.fetch_sub(1, std::memory_order_release);
+}
+
+bool Participant::WaitInline(Op& op) {
+  const Fabric::Waiting& policy = fabric_.waiting();
+  int idle_rounds = 0;
+  Clock::time_point start{};
+  while (true) {
+    const bool moved = op.Advance();
+    if (op.finished()) return true;
+    if (moved) {
+      idle_rounds = 0;
+      continue;
+    }
+    // The first execution waits for announcements and the launch clock: not worth a core.
+    if (op.stage() == Op::Stage::kSetup) return false;
+    ++idle_rounds;
+    if (idle_rounds <= policy.spins) {
+      CpuPause();
+      continue;
+    }
+    if (communicator_->poisoned()) return false;
+    if (idle_rounds <= policy.spins + policy.yields) {
+      ::sched_yield();
+      continue;
+    }
+    const auto now = Clock::now();
+    if (start == Clock::time_point{}) start = now;
+    if (now - start > policy.inline_limit) return false;
+    fabric_.SleepUnless([&op] { return op.Advance() || op.finished(); },
+                        Deadline(start + policy.inline_limit));
+    if (op.finished()) return true;
+  }
+}
+
+std::string Participant::DescribeCall() const {
+  return StrCat(spec_.label, " at ", SiteRegistry::Get().Source(spec_.site));
+}
+
+Status Participant::WithCaller(const Status& cause) const {
+  return Status(cause.code(),
+                StrCat(cause.message(), " (rank ", rank_, " was in ", DescribeCall(), ")"));
+}
+
+std::string Participant::DescribePeer(int position) const {
+  const auto member = fabric_.directory().Find(key_, static_cast<uint32_t>(position));
+  if (member) return fabric_.DescribeRank(member->rank);
+  const int64_t id = spec_.groups[static_cast<size_t>(group_)][static_cast<size_t>(position)];
+  return spec_.by_position ? StrCat("mesh position ", id) : fabric_.DescribeRank(id);
+}
+
+bool Participant::Prepare(Op& op) {
+  Enter();
+  if (!launch_known_) {
+    const auto launch = instance_.clock->Launch(op.run_id());
+    if (!launch) {
+      Leave();
+      return false;
+    }
+    launch_base_ = static_cast<uint32_t>(op.run_id()) - static_cast<uint32_t>(*launch);
+    launch_known_ = true;
+  }
+  const auto launch = static_cast<int32_t>(static_cast<uint32_t>(op.run_id()) - launch_base_);
+  if (!ready()) {
+    if (!ResolvePeers(launch)) {
+      Leave();
+      return false;
+    }
+    // Release: the fast path reads peers_, plan_ and mine_ without entering.
+    ready_.store(true, std::memory_order_release);
+  }
+  Leave();
+  if (launch < 0) {
+    op.Fail(Status(Code::kFailedPrecondition,
+                   StrCat(spec_.label,
+                          ": a launch entered long after a later one of its program; launch "
+                          "one program from one thread at first")));
+    return true;
+  }
+  op.tag_ = MakeTag(static_cast<uint32_t>(launch), op.occurrence_);
+  return true;
+}
+
+bool Participant::ResolvePeers(int32_t launch) {
+  if (!cell_) {
+    cell_ = fabric_.TryAllocateCell();
+    if (!cell_) return false;  // the progress thread reports it at the deadline
+    cell_index_ = *cell_;
+    mine_ = fabric_.OwnCell(*cell_);
+  }
+  if (!announced_launch_ || launch < *announced_launch_) {
+    announced_launch_ = launch;
+    fabric_.Announce(*this, launch);
+  }
+  const auto members = fabric_.directory().Complete(key_);
+  if (!members || static_cast<int>(members->size()) != plan_.size) return false;
+  std::vector<int64_t> ranks;
+  bells_.clear();
+  bool one_process = true;
+  for (size_t position = 0; position < members->size(); ++position) {
+    const Directory::Member& member = (*members)[position];
+    peers_[position] = fabric_.View(member);
+    ranks.push_back(member.rank);
+    one_process &= member.process == fabric_.process();
+    WindowHeader* bell = fabric_.Bell(member.process);
+    const bool other = static_cast<int>(position) != position_;
+    if (other && std::find(bells_.begin(), bells_.end(), bell) == bells_.end()) {
+      bells_.push_back(bell);
+    }
+  }
+  communicator_ = fabric_.CommunicatorFor(ranks, one_process);
+  Buffers sizes;
+  sizes.input_bytes = plan_.input_bytes;
+  sizes.output_bytes = plan_.output_bytes;
+  sizes.dtype = plan_.dtype;
+  plan_ = Plan(spec_, plan_.size, position_, sizes, fabric_.topology(one_process));
+  for (SlotState& slot : slots_) slot.confirmed.assign(plan_.readers.size(), 0);
+  return true;
+}
+
+bool Participant::SlotFree(SlotState& slot) {
+  if (!slot.in_use) return true;
+  // Acquire: the op's last accesses to the slot come before its reuse.
+  if (!slot.complete.load(std::memory_order_acquire)) return false;
+  for (size_t i = 0; slot.unconfirmed > 0 && i < plan_.readers.size(); ++i) {
+    if (slot.confirmed[i]) continue;
+    const int reader = plan_.readers[i];
+    // Acquire, here and in DoneLogHas: the reader's last loads come before our next stores.
+    if (peer_done_[static_cast<size_t>(reader)].load(std::memory_order_acquire) != slot.tag &&
+        !DoneLogHas(reader, slot.tag)) {
+      return false;
+    }
+    slot.confirmed[i] = 1;
+    --slot.unconfirmed;
+  }
+  slot.in_use = slot.reserve = false;
+  return true;
+}
+
+int Participant::TryClaimSlot(uint64_t tag) {
+  Enter();
+  const int order[kSlots] = {last_slot_ ^ 1, last_slot_, 2, 3};
+  for (int index : order) {
+    SlotState& slot = slots_[index];
+    if (!SlotFree(slot)) continue;
+    slot.in_use = true;
+    slot.tag = tag;
+    slot.complete.store(false, std::memory_order_relaxed);  // read under Enter() only
+    std::fill(slot.confirmed.begin(), slot.confirmed.end(), uint8_t{0});
+    slot.unconfirmed = slot.confirmed.size();
+    if (index < 2) last_slot_ = index;
+    Leave();
+    return index;
+  }
+  Leave();
+  return -1;
+}
+
+bool Participant::StagingFor(SlotState& slot, uint64_t bytes) {
+  if (slot.staging.bytes >= bytes) return true;
+  auto block = fabric_.TryAllocateStaging(bytes, *this);
+  if (!block) return false;
+  fabric_.FreeStaging(slot.staging);
+  slot.staging = *block;
+  return true;
+}
+
+void Participant::ReleaseIdleStaging() {
+  if (!TryEnter()) return;
+  for (SlotState& slot : slots_) {
+    if (slot.staging.bytes > 0 && ready() && SlotFree(slot)) {
+      fabric_.FreeStaging(slot.staging);
+      slot.staging = {};
+    }
+  }
+  Leave();
+}
+
+bool Participant::DoneLogHas(int peer, uint64_t tag) const {
+  for (const auto& done : peers_[static_cast<size_t>(peer)].cell->done) {
+    if (done.load(std::memory_order_acquire) == tag) return true;
+  }
+  return false;
+}
+
+void Participant::LogDone(uint64_t tag) {
+  const uint32_t index = done_count_.fetch_add(1, std::memory_order_relaxed) % kDoneLog;
+  // Release: this rank's loads from its peers' slots come before they may be overwritten.
+  mine_->done[index].store(tag, std::memory_order_release);
+  last_done_.store(tag, std::memory_order_release);
+}
+
+void Participant::RingPeers() {
+  // Orders our news before the look at `sleepers`; SleepUnless has the matching fence between its
+  // entry in `sleepers` and its last look for news. One of the two sees the other.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (WindowHeader* bell : bells_) Fabric::RingIfSleeping(bell);
+}
+
+}  // namespace jaxfabric

@@ -1,0 +1,142 @@
+// One rank's side of one call instance: its cell, its peers' cells, and its executions.
+//
+// An instance is a call instruction of a compiled program on one communicator. It is set up at its
+// first execution: the rank takes a cell, tells the others, and is ready once it knows all of
+// theirs. From then on an execution touches shared memory only.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective/call.h"
+#include "collective/communicator.h"
+#include "collective/launch.h"
+#include "collective/layout.h"
+#include "collective/op.h"
+#include "collective/plan.h"
+#include "collective/staging.h"
+
+namespace jaxfabric {
+
+class Fabric;
+
+// A rank as its peers see it.
+struct PeerView {
+  int64_t rank = -1;
+  int process = -1;
+  pid_t pid = 0;
+  std::byte* window = nullptr;
+  Cell* cell = nullptr;
+};
+
+class Participant {
+ public:
+  Participant(Fabric& fabric, const CallSpec& spec, SiteRegistry::Instance instance, int64_t rank,
+              int group, int position, const Buffers& buffers);
+  ~Participant();
+  Participant(const Participant&) = delete;
+  Participant& operator=(const Participant&) = delete;
+
+  // Begins an execution. Executions of one launch on one rank follow each other.
+  Op* Begin(const Buffers& buffers, int64_t run_id);
+  // Drives `op` on the calling thread while its peers are near; true when it has finished.
+  bool WaitInline(Op& op);
+  // Returns a finished op for reuse.
+  void End(Op* op);
+  // No execution is under way.
+  bool idle() const { return active_.load(std::memory_order_acquire) == 0; }
+
+  const CallSpec& spec() const { return spec_; }
+  const Plan& plan() const { return plan_; }
+  int64_t rank() const { return rank_; }
+  int position() const { return position_; }
+  int group() const { return group_; }
+  uint64_t key() const { return key_; }
+  uint32_t cell_index() const { return cell_index_; }
+  Fabric& fabric() { return fabric_; }
+  Communicator* communicator() { return communicator_.get(); }
+  bool ready() const { return ready_.load(std::memory_order_acquire); }
+  const std::vector<PeerView>& peers() const { return peers_; }
+  // "rank 3 (process 1, pid 4242)" of a position, as far as it is known.
+  std::string DescribePeer(int position) const;
+  // "psum float32[4096] at train.py:42"
+  std::string DescribeCall() const;
+  // A failure, with what this rank was doing.
+  Status WithCaller(const Status& cause) const;
+
+ private:
+  friend class Op;
+  friend class Fabric;
+
+  struct SlotState {
+    uint64_t tag = 0;
+    bool in_use = false;
+    // Written by the op's thread when it has finished, read under Enter().
+    std::atomic<bool> complete{false};
+    std::vector<uint8_t> confirmed;  // by index in plan_.readers
+    size_t unconfirmed = 0;
+    StagingPool::Block staging;  // kept between executions
+    bool reserve = false;
+  };
+
+  // Mutual exclusion for the few lines that hand out slots and ops. Threads meet here only when
+  // several launches of one executable overlap on one device.
+  void Enter();
+  bool TryEnter();
+  void Leave();
+
+  // Setup for an op: true when the instance is ready and the op's launch number known.
+  bool Prepare(Op& op);
+  bool ResolvePeers(int32_t launch);
+  int TryClaimSlot(uint64_t tag);
+  bool SlotFree(SlotState& slot);
+  bool StagingFor(SlotState& slot, uint64_t bytes);
+  bool DoneLogHas(int peer, uint64_t tag) const;
+  void LogDone(uint64_t tag);
+  void RingPeers();
+  // Gives the staging of idle slots back to the pool.
+  void ReleaseIdleStaging();
+
+  Fabric& fabric_;
+  const CallSpec spec_;
+  const SiteRegistry::Instance instance_;
+  const int64_t rank_;
+  const int group_;
+  const int position_;
+  uint64_t key_ = 0;
+  std::optional<uint32_t> cell_;
+  uint32_t cell_index_ = 0;
+  Cell* mine_ = nullptr;
+  std::shared_ptr<Communicator> communicator_;
+  std::vector<PeerView> peers_;       // by position
+  std::vector<WindowHeader*> bells_;  // one per process of the peers
+  Plan plan_;
+
+  std::atomic<bool> ready_{false};
+  bool launch_known_ = false;
+  uint32_t launch_base_ = 0;  // run id of launch 0
+  std::optional<int32_t> announced_launch_;
+  std::optional<int32_t> first_launch_;
+
+  std::atomic<bool> entered_{false};
+  std::atomic<int> active_{0};
+  SlotState slots_[kSlots];
+  int last_slot_ = 1;
+  std::atomic<uint64_t> last_done_{0};
+  std::atomic<uint32_t> done_count_{0};
+  std::vector<std::atomic<uint64_t>> peer_done_;  // by position: last tag seen as done
+  struct Occurrence {
+    int64_t run_id = 0;
+    uint32_t count = 0;
+  };
+  std::vector<Occurrence> occurrences_;  // most recent launches; guarded by Enter()
+  size_t next_occurrence_ = 0;
+  std::vector<std::unique_ptr<Op>> ops_;
+  std::vector<Op*> idle_ops_;
+};
+
+}  // namespace jaxfabric

@@ -1,0 +1,144 @@
+#include "collective/plan.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/hash.h"
+#include "collective/layout.h"
+#include "memory/copy.h"
+
+namespace jaxfabric {
+namespace {
+
+// Sizes below are for the sum of a rank's sub-streams, found by measurement (docs/performance.md).
+constexpr size_t kSegmentBytes = 256 * 1024;
+constexpr size_t kRingBytes = 1024 * 1024;
+constexpr size_t kTwoShotBytes = 8 * 1024;
+// Same process: from here on reading the peer's buffer beats staging plus no wait at the end.
+constexpr size_t kDirectBytes = 2 * 1024;
+// Same process: from here on each device reduces its part and writes it to every output.
+constexpr size_t kDirectPartsBytes = 64 * 1024;
+// Other process: process_vm_readv costs about 2 us per call plus page pinning.
+constexpr size_t kProcessReadBytes = 256 * 1024;
+
+size_t RoundUp(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+std::string_view AlgorithmName(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kLocal:
+      return "local";
+    case Algorithm::kOneShot:
+      return "one-shot";
+    case Algorithm::kTwoShot:
+      return "two-shot";
+    case Algorithm::kPull:
+      return "pull";
+  }
+  return "unknown";
+}
+
+Status CheckSizes(const CallSpec& spec, int size, const Buffers& buffers) {
+  const size_t n = static_cast<size_t>(size);
+  bool fits = false;
+  switch (spec.kind) {
+    case OpKind::kAllGather:
+      fits = buffers.output_bytes == buffers.input_bytes * n;
+      break;
+    case OpKind::kReduceScatter:
+      fits = buffers.input_bytes == buffers.output_bytes * n;
+      break;
+    case OpKind::kAllToAll:
+      fits = buffers.input_bytes == buffers.output_bytes && buffers.input_bytes % n == 0;
+      break;
+    default:
+      fits = buffers.input_bytes == buffers.output_bytes;
+  }
+  if (!fits) {
+    return Status(
+        Code::kInvalidArgument,
+        StrCat(spec.label, ": ", OpKindName(spec.kind), " over ", size, " ranks got an input of ",
+               buffers.input_bytes, " bytes and an output of ", buffers.output_bytes));
+  }
+  if (spec.kind == OpKind::kAllReduce || spec.kind == OpKind::kReduceScatter) {
+    return CheckReducible(buffers.dtype, spec.reduction);
+  }
+  return OkStatus();
+}
+
+Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& buffers,
+           Topology topology)
+    : kind(spec.kind),
+      reduction(spec.reduction),
+      dtype(buffers.dtype),
+      size(size_in),
+      position(position_in),
+      input_bytes(buffers.input_bytes),
+      output_bytes(buffers.output_bytes) {
+  reduces = kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter;
+  scattered = kind == OpKind::kReduceScatter || kind == OpKind::kAllToAll;
+  if (reduces) element = DTypeSize(dtype);
+
+  for (int other = 0; other < size; ++other) {
+    bool reads = true;    // this rank reads from other
+    bool is_read = true;  // other reads from this rank
+    if (kind == OpKind::kPermute) {
+      reads = is_read = false;
+      for (size_t i = 0; i < spec.pairs.size(); i += 2) {
+        reads |= spec.pairs[i] == other && spec.pairs[i + 1] == position;
+        is_read |= spec.pairs[i] == position && spec.pairs[i + 1] == other;
+      }
+    } else if (kind == OpKind::kBroadcast) {
+      reads = other == spec.root;
+      is_read = position == spec.root;
+    }
+    if (other == position) {
+      from_self = reads;
+      continue;
+    }
+    if (reads) sources.push_back(other);
+    if (is_read) readers.push_back(other);
+  }
+  if (kind == OpKind::kBroadcast && position == spec.root) sources.clear();
+
+  // Only what is equal on all ranks may decide here. The contribution's size is.
+  const size_t n = static_cast<size_t>(size);
+  stream = scattered ? input_bytes / n : input_bytes;
+  if (kind == OpKind::kBarrier) stream = 0;
+  const size_t contribution = kind == OpKind::kBarrier ? 0 : input_bytes;
+  nontemporal = output_bytes >= NonTemporalThreshold();
+  inlined = contribution <= kInlineBytes;
+  if (size == 1) {
+    algorithm = Algorithm::kLocal;
+  } else if (!inlined) {
+    const bool large_copy = !reduces && stream >= kProcessReadBytes;
+    if (topology.one_process ? contribution > kDirectBytes : large_copy && topology.process_reads) {
+      algorithm = Algorithm::kPull;
+    } else if (kind == OpKind::kAllReduce && size > 2 && contribution > kTwoShotBytes) {
+      algorithm = Algorithm::kTwoShot;
+    }
+  }
+  if (kind == OpKind::kAllReduce && size > 1 &&
+      (algorithm == Algorithm::kTwoShot ||
+       (algorithm == Algorithm::kPull && input_bytes >= kDirectPartsBytes))) {
+    // Parts start on cache lines, so that no two ranks write to one.
+    part = RoundUp((input_bytes + n - 1) / n, 64);
+    if (algorithm == Algorithm::kTwoShot) stream = part;
+  }
+  const size_t subs = static_cast<size_t>(sub_streams());
+  const size_t whole = RoundUp(stream, 64);
+  segment = std::max<size_t>(kSegmentBytes / subs / 64 * 64, 1024);
+  ring = std::bit_floor(std::max<size_t>(kRingBytes / subs, 4096));
+  if (whole <= ring) ring = whole;
+
+  Hasher hasher;
+  hasher.Add(static_cast<uint64_t>(kind)).Add(static_cast<uint64_t>(dtype));
+  hasher.Add(input_bytes).Add(output_bytes).Add(static_cast<uint64_t>(reduction)).Add(spec.site);
+  hasher.Add(static_cast<uint64_t>(algorithm));
+  header = static_cast<uint32_t>(hasher.Finish());
+}
+
+}  // namespace jaxfabric

@@ -1,0 +1,69 @@
+// The schedule of one call on one rank: a pure function of the call, the communicator's shape and
+// the buffer sizes, equal on all ranks wherever it must be.
+//
+// Contributions travel as streams. A plain stream is the rank's whole input; a scattered one is cut
+// into one sub-stream per destination, all of the same length. Progress is counted in bytes of one
+// sub-stream, so that ranks may use rings of different sizes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "collective/call.h"
+
+namespace jaxfabric {
+
+enum class Algorithm : uint8_t {
+  kLocal,    // a communicator of one rank: copy
+  kOneShot,  // every rank reads what it needs from its sources' staged contributions
+  kTwoShot,  // all-reduce: each rank reduces one part, then reads the other parts
+  kPull,     // ranks read each other's own buffers: same process, or process_vm_readv
+};
+
+std::string_view AlgorithmName(Algorithm algorithm);
+
+// What the selection may use; the same on every rank of the communicator.
+struct Topology {
+  bool one_process = false;    // every rank of the communicator lives in this process
+  bool process_reads = false;  // process_vm_readv is allowed between all processes
+};
+
+struct Plan {
+  Plan(const CallSpec& spec, int size, int position, const Buffers& buffers, Topology topology);
+
+  OpKind kind;
+  ReduceOp reduction;
+  DType dtype;
+  Algorithm algorithm = Algorithm::kOneShot;
+  int size;
+  int position;
+  bool reduces = false;    // contributions are combined, not copied
+  bool scattered = false;  // contributions are cut by destination
+  bool inlined = false;    // the contribution fits the publish line
+  size_t element = 1;      // bytes that must not be split
+  size_t input_bytes = 0;
+  size_t output_bytes = 0;
+  size_t stream = 0;         // bytes of one sub-stream
+  size_t part = 0;           // two-shot and direct all-reduce: bytes of one rank's part
+  size_t segment = 0;        // bytes of a sub-stream staged between two signals
+  size_t ring = 0;           // bytes of one sub-stream's ring
+  bool nontemporal = false;  // the output does not fit the cache
+  std::vector<int> sources;  // positions this rank reads from, itself excluded, ascending
+  std::vector<int> readers;  // positions that read from this rank, itself excluded
+  bool from_self = false;    // the own contribution is part of the own result
+  uint32_t header = 0;       // compared on every execution
+
+  int sub_streams() const { return scattered || algorithm == Algorithm::kTwoShot ? size : 1; }
+  size_t part_begin(int rank) const {
+    return std::min(part * static_cast<size_t>(rank), input_bytes);
+  }
+  size_t part_bytes(int rank) const {
+    return std::min(part * (static_cast<size_t>(rank) + 1), input_bytes) - part_begin(rank);
+  }
+};
+
+// The input size that the op requires for the output size, checked before anything is sent.
+Status CheckSizes(const CallSpec& spec, int size, const Buffers& buffers);
+
+}  // namespace jaxfabric

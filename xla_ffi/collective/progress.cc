@@ -1,0 +1,189 @@
+// The progress thread: executions whose peers are late, and what becomes of them when the peers
+// stay away. It never runs a completion itself: that may take as long as the user's next matmul.
+#include <algorithm>
+
+#include "base/log.h"
+#include "collective/fabric.h"
+
+namespace jaxfabric {
+namespace {
+
+constexpr auto kCheckInterval = std::chrono::milliseconds(20);
+
+double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+}  // namespace
+
+bool Fabric::TryHandOff(Op* op) {
+  handed_off_.fetch_add(1, std::memory_order_relaxed);
+  if (op->started == Clock::time_point{}) op->started = Clock::now();
+  {
+    std::lock_guard lock(queue_mutex_);
+    if (progress_ended_) return false;
+    queue_.push_back(op);
+  }
+  Ring(peers_[static_cast<size_t>(process_)].header);
+  return true;
+}
+
+bool Fabric::AdvanceAll() {
+  {
+    std::lock_guard lock(queue_mutex_);
+    pending_.insert(pending_.end(), queue_.begin(), queue_.end());
+    queue_.clear();
+  }
+  bool moved = false;
+  for (size_t i = 0; i < pending_.size();) {
+    Op* op = pending_[i];
+    moved |= op->Advance();
+    if (!op->finished()) {
+      ++i;
+      continue;
+    }
+    moved = true;
+    pending_[i] = pending_.back();
+    pending_.pop_back();
+    completions_->Run([op] {
+      auto on_finished = std::move(op->on_finished);
+      op->on_finished = nullptr;
+      const Status status = op->status();
+      op->participant().End(op);
+      on_finished(status);
+    });
+  }
+  return moved;
+}
+
+void Fabric::ProgressLoop() {
+  auto next_check = Clock::now();
+  int idle = 0;
+  while (true) {
+    const bool moved = AdvanceAll();
+    const auto now = Clock::now();
+    if (now >= next_check) {
+      CheckWaits();
+      next_check = now + kCheckInterval;
+    }
+    if (moved) {
+      idle = 0;
+      continue;
+    }
+    const bool nothing = pending_.empty();
+    if (nothing && stopping_.load(std::memory_order_acquire)) {
+      std::lock_guard lock(queue_mutex_);
+      progress_ended_ = queue_.empty();
+      if (progress_ended_) return;
+      continue;
+    }
+    // A short burst of yields catches peers that are about to come; then sleep.
+    if (!nothing && ++idle < 16) {
+      std::this_thread::yield();
+      continue;
+    }
+    idle = 0;
+    const auto again = [this] {
+      if (stopping_.load(std::memory_order_acquire)) return true;
+      return AdvanceAll();
+    };
+    const bool setting_up = std::any_of(pending_.begin(), pending_.end(), [](const Op* op) {
+      return op->stage() == Op::Stage::kSetup;
+    });
+    if (stopping_.load(std::memory_order_acquire)) {
+      std::this_thread::yield();  // only waits for executions to fail
+      next_check = now;
+    } else if (setting_up) {
+      // The launch clock settles by time, not by news.
+      SleepUnless(again, Deadline(now + LaunchClock::kSettle / 4));
+    } else {
+      SleepUnless(again, pending_.empty() ? Deadline::Never() : Deadline(next_check));
+    }
+  }
+}
+
+void Fabric::CheckWaits() {
+  const auto now = Clock::now();
+  for (Op* op : pending_) {
+    if (!op->finished() && op->stage() != Op::Stage::kRevoke) CheckWait(*op, now);
+  }
+}
+
+void Fabric::CheckWait(Op& op, Clock::time_point now) {
+  Participant& participant = op.participant();
+  Communicator* communicator = participant.communicator();
+  if (communicator != nullptr && communicator->poisoned()) {
+    op.Fail(participant.WithCaller(communicator->failure()));
+    return;
+  }
+  if (communicator == nullptr) {
+    const Status failed = failure();
+    if (!failed.ok()) op.Fail(participant.WithCaller(failed));
+    if (stopping_.load(std::memory_order_acquire)) {
+      op.Fail(participant.WithCaller(Status(Code::kCancelled, "jaxfabric was shut down")));
+    }
+    if (op.finished()) return;
+  }
+  // Whom it waits for. Before the set-up is done that is whoever has not announced itself.
+  int late = op.waiting_for();
+  if (op.stage() == Op::Stage::kSetup) {
+    late = -1;
+    for (int position = 0; position < participant.plan().size && late < 0; ++position) {
+      if (!directory_.Find(participant.key(), static_cast<uint32_t>(position))) late = position;
+    }
+  }
+  int64_t late_rank = -1;
+  if (late >= 0) {
+    const auto member = directory_.Find(participant.key(), static_cast<uint32_t>(late));
+    const int64_t id =
+        participant.spec()
+            .groups[static_cast<size_t>(participant.group())][static_cast<size_t>(late)];
+    if (member || !participant.spec().by_position) late_rank = member ? member->rank : id;
+  }
+  const auto process = process_of_.find(late_rank);
+  if (process != process_of_.end()) {
+    const Peer& peer = peers_[static_cast<size_t>(process->second)];
+    // What it published before it left can still be used: one more look.
+    if (peer.gone.load(std::memory_order_relaxed) && !op.Advance() && !op.finished()) {
+      const Status gone(Code::kUnavailable,
+                        StrCat(DescribeRank(late_rank), " has left and rank ", participant.rank(),
+                               " waits for it in ", participant.DescribeCall()));
+      Poison(gone, true);
+      op.Fail(gone);
+      return;
+    }
+  }
+  const double waited = Seconds(now - op.started);
+  if (process != process_of_.end() && waited >= options_.mismatch_after) {
+    if (now - op.reported >= ReportInterval()) {
+      op.reported = now;
+      WireWriter stuck(MessageType::kStuck);
+      stuck.Add(participant.key()).Add(op.tag()).Add(participant.spec().place);
+      stuck.Add(participant.spec().site).Add(participant.rank()).Add(late_rank);
+      stuck.Add(std::string_view(participant.DescribeCall()));
+      if (process->second == process_) {
+        WireReader own(stuck.bytes());
+        OnStuck(own);
+      } else {
+        mesh_->Send(process->second, stuck);
+      }
+    }
+    if (auto mismatch = FindMismatch(participant, late_rank)) {
+      Poison(*mismatch, true);
+      op.Fail(*std::move(mismatch));
+      return;
+    }
+  }
+  if (waited >= options_.warn_after && !op.warned) {
+    op.warned = true;
+    Log(LogLevel::kWarning,
+        StrCat("rank ", participant.rank(), " has waited ", waited, " s for ",
+               late >= 0 ? participant.DescribePeer(late) : "its communicator", " in ",
+               participant.DescribeCall(), "; that rank was last seen ", LastSeenAt(late_rank)));
+  }
+  if (waited >= options_.deadline) {
+    Status error = DeadlineError(op, waited);
+    Poison(error, true);
+    op.Fail(std::move(error));
+  }
+}
+
+}  // namespace jaxfabric

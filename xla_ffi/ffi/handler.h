@@ -1,0 +1,69 @@
+// What the handlers of all ops share: the state of a call instance, the execute stage, and the
+// attributes. One file per op adds the attributes of its own.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <variant>
+
+#include "collective/call_site.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxfabric {
+
+namespace ffi = xla::ffi;
+
+// Made by the instantiate stage, once per call instruction of an executable, destroyed with it.
+struct CallState {
+  static ffi::TypeId id;
+  static const ffi::TypeInfo type_info;
+  explicit CallState(CallSpec spec) : site(std::move(spec)) {}
+  CallSite site;
+};
+
+// The common attributes.
+ffi::ErrorOr<CallSpec> DecodeCommon(OpKind kind, const ffi::Dictionary& attributes);
+ffi::ErrorOr<ReduceOp> DecodeReduction(const ffi::Dictionary& attributes);
+ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(CallSpec spec);
+
+ffi::Error ToFfiError(const Status& status);
+
+// The result of an execution: done, failed, or to be done by a future. Unlike ffi::Future alone it
+// costs no allocation where the collective finished on the caller's thread.
+struct ExecuteResult {
+  std::variant<std::monostate, ffi::Error, ffi::Future> value;
+};
+
+ExecuteResult Execute(CallState* state, ffi::RunId run_id, int32_t device,
+                      ffi::RemainingArgs arguments, ffi::Result<ffi::AnyBuffer> result);
+
+// The two handlers of an op: JF_DEFINE_OP(AllReduce, InstantiateAllReduce) defines
+// AllReduceInstantiate and AllReduceExecute.
+#define JF_DEFINE_OP(name, instantiate)                                               \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Instantiate, instantiate,                       \
+                                ::xla::ffi::Ffi::BindInstantiate().Attrs());          \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Execute, ::jaxfabric::Execute,                  \
+                                ::xla::ffi::Ffi::Bind()                               \
+                                    .Ctx<::xla::ffi::State<::jaxfabric::CallState>>() \
+                                    .Ctx<::xla::ffi::RunId>()                         \
+                                    .Ctx<::xla::ffi::DeviceOrdinal>()                 \
+                                    .RemainingArgs() /* x, and the partition id */    \
+                                    .Ret<::xla::ffi::AnyBuffer>() /* y */)
+
+}  // namespace jaxfabric
+
+template <>
+struct xla::ffi::ResultEncoding<xla::ffi::ExecutionStage::kExecute, jaxfabric::ExecuteResult> {
+  static std::variant<XLA_FFI_Error*, XLA_FFI_Future*> Encode(const XLA_FFI_Api* api,
+                                                              XLA_FFI_ExecutionContext* context,
+                                                              jaxfabric::ExecuteResult result) {
+    if (auto* future = std::get_if<xla::ffi::Future>(&result.value)) {
+      return ResultEncoding<ExecutionStage::kExecute, Future>::Encode(api, context,
+                                                                      std::move(*future));
+    }
+    if (auto* error = std::get_if<xla::ffi::Error>(&result.value)) {
+      return internal::CreateError(api, *error);
+    }
+    return static_cast<XLA_FFI_Error*>(nullptr);
+  }
+};

@@ -1,0 +1,18 @@
+// The table of FFI targets, built explicitly: nothing registers itself.
+#pragma once
+
+#include <span>
+
+#include "ffi/handler.h"
+
+namespace jaxfabric {
+
+struct Registration {
+  const char* target;
+  XLA_FFI_Handler* instantiate;
+  XLA_FFI_Handler* execute;
+};
+
+std::span<const Registration> Registrations();
+
+}  // namespace jaxfabric

@@ -1,0 +1,187 @@
+// jaxfabric._ext: the compiled core as Python sees it. Bindings translate; nothing is decided here.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "collective/call_site.h"
+#include "collective/fabric.h"
+#include "ffi/registrations.h"
+#include "transport/registry.h"
+
+namespace nb = nanobind;
+
+namespace jaxfabric {
+namespace {
+
+// Raised as jaxfabric.FabricError, whose attribute `code` names the kind of failure.
+class FabricException : public std::runtime_error {
+ public:
+  explicit FabricException(const Status& status)
+      : std::runtime_error(std::string(status.message())), code_(CodeName(status.code())) {}
+  const std::string& code() const { return code_; }
+
+ private:
+  std::string code_;
+};
+
+void ThrowIfError(const Status& status) {
+  if (!status.ok()) throw FabricException(status);
+}
+
+nb::capsule HandlerCapsule(XLA_FFI_Handler* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+nb::dict HandlerTable() {
+  nb::dict table;
+  for (const Registration& registration : Registrations()) {
+    nb::dict stages;
+    stages["instantiate"] = HandlerCapsule(registration.instantiate);
+    stages["execute"] = HandlerCapsule(registration.execute);
+    table[registration.target] = stages;
+  }
+  return table;
+}
+
+nb::dict TypeTable() {
+  nb::dict entry;
+  entry["type_id"] = nb::capsule(static_cast<void*>(&CallState::id));
+  entry["type_info"] =
+      nb::capsule(const_cast<void*>(static_cast<const void*>(&CallState::type_info)));
+  nb::dict table;
+  table["jaxfabric_call"] = entry;
+  return table;
+}
+
+Options ParseOptions(const nb::dict& settings) {
+  Options options;
+  for (auto [key, value] : settings) {
+    const auto name = nb::cast<std::string>(key);
+    if (name == "deadline") {
+      options.deadline = nb::cast<double>(value);
+    } else if (name == "warn_after") {
+      options.warn_after = nb::cast<double>(value);
+    } else if (name == "mismatch_after") {
+      options.mismatch_after = nb::cast<double>(value);
+    } else if (name == "connect_timeout") {
+      options.connect_timeout = nb::cast<double>(value);
+    } else if (name == "segment_bytes") {
+      options.segment_bytes = nb::cast<size_t>(value);
+    } else if (name == "spin_microseconds") {
+      options.spin_microseconds = nb::cast<double>(value);
+    } else if (name == "inline_microseconds") {
+      options.inline_microseconds = nb::cast<double>(value);
+    } else if (name == "heartbeat") {
+      continue;  // JAX's client does the heartbeats
+    } else if (name == "log_level") {
+      SetLogLevel(static_cast<LogLevel>(nb::cast<int>(value)));
+    } else {
+      throw nb::key_error(("unknown fabric option: " + name).c_str());
+    }
+  }
+  return options;
+}
+
+// The fabric of one initialize(); executions use the one that connected last.
+class PyFabric {
+ public:
+  PyFabric(int process_index, int process_count, std::vector<int64_t> local_ranks,
+           const nb::dict& options) {
+    auto fabric =
+        Fabric::Create(process_index, process_count, std::move(local_ranks), ParseOptions(options));
+    ThrowIfError(fabric.status());
+    fabric_ = *std::move(fabric);
+  }
+  ~PyFabric() { Shutdown(); }
+
+  nb::bytes Address() const {
+    const std::string address = fabric_->Address();
+    return nb::bytes(address.data(), address.size());
+  }
+  void Connect(const std::vector<nb::bytes>& addresses) {
+    std::vector<std::string> values;
+    for (const nb::bytes& address : addresses) values.emplace_back(address.c_str(), address.size());
+    nb::gil_scoped_release release;
+    ThrowIfError(fabric_->Connect(values));
+    SetCurrentFabric(fabric_);
+  }
+  void Shutdown() {
+    // Completions that are under way may need the interpreter.
+    nb::gil_scoped_release release;
+    if (CurrentFabric() == fabric_) SetCurrentFabric(nullptr);
+    fabric_->Shutdown();
+  }
+  std::optional<std::string> Failure() const {
+    const Status failure = fabric_->failure();
+    if (failure.ok()) return std::nullopt;
+    return std::string(failure.message());
+  }
+  std::map<std::string, uint64_t> Counters() const { return fabric_->Counters(); }
+
+ private:
+  std::shared_ptr<Fabric> fabric_;
+};
+
+std::vector<std::pair<std::string, std::string>> ProbeAll() {
+  std::vector<std::pair<std::string, std::string>> found;
+  for (const TransportProbe& probe : ProbeTransports()) {
+    found.emplace_back(std::string(probe.name), probe.status.ToString());
+  }
+  return found;
+}
+
+}  // namespace
+
+NB_MODULE(_ext, module) {
+  module.doc() = "The compiled core of jaxfabric; use the package's Python functions.";
+
+  static nb::object error_type =
+      nb::steal(PyErr_NewException("jaxfabric.FabricError", PyExc_RuntimeError, nullptr));
+  module.attr("FabricError") = error_type;
+  nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const FabricException& exception) {
+      nb::object error = error_type(exception.what());
+      error.attr("code") = exception.code();
+      PyErr_SetObject(error_type.ptr(), error.ptr());
+    }
+  });
+
+  module.def("registrations", &HandlerTable, "FFI target name -> stage -> handler capsule.");
+  module.def("type_registrations", &TypeTable, "FFI type name -> type capsules.");
+  module.def(
+      "ffi_version", [] { return std::pair<int, int>(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },
+      "The FFI version (major, minor) this module was compiled against.");
+  module.def(
+      "register_site",
+      [](int64_t site, std::string source) {
+        SiteRegistry::Get().SetSource(static_cast<uint64_t>(site), std::move(source));
+      },
+      nb::arg("site"), nb::arg("source"), "Names the source line of a call site for messages.");
+  module.def(
+      "close_executable", [] { SiteRegistry::Get().CloseExecutable(); },
+      "A compilation has ended: later call instances belong to other executables.");
+  module.def("probe_transports", &ProbeAll,
+             "(transport, 'OK' or why it cannot be used here) for every transport.");
+
+  nb::class_<PyFabric>(module, "Fabric", "This process's end of the fabric.")
+      .def(nb::init<int, int, std::vector<int64_t>, nb::dict>(), nb::arg("process_index"),
+           nb::arg("process_count"), nb::arg("local_ranks"), nb::arg("options"))
+      .def("address", &PyFabric::Address, "What every process gives to every other's connect().")
+      .def("connect", &PyFabric::Connect, nb::arg("addresses"))
+      .def("shutdown", &PyFabric::Shutdown)
+      .def("failure", &PyFabric::Failure)
+      .def("counters", &PyFabric::Counters);
+}
+
+}  // namespace jaxfabric
