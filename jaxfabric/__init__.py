@@ -1,0 +1,42 @@
+"""Collectives for JAX on a fabric of their own.
+
+import jaxfabric
+jaxfabric.initialize()
+jaxfabric.lax.psum(x, "i")      # inside jax.jit and jax.shard_map, as jax.lax.psum
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jaxfabric._import_check import check_ffi_version as _check_ffi_version
+from jaxfabric.runtime import initialize, is_initialized, shutdown, status
+
+if TYPE_CHECKING:
+    from jaxfabric import lax
+    from jaxfabric._ext import FabricError
+
+__version__ = "0.1.0"
+__all__ = [
+    "FabricError",
+    "__version__",
+    "initialize",
+    "is_initialized",
+    "lax",
+    "shutdown",
+    "status",
+]
+
+_check_ffi_version()
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    # What needs JAX or the compiled core is imported on first use.
+    if name == "lax":
+        return importlib.import_module("jaxfabric.lax")
+    if name == "FabricError":
+        from jaxfabric import _ext
+
+        return _ext.FabricError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

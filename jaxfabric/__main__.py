@@ -1,0 +1,7 @@
+"""`python -m jaxfabric` is the same as `jaxfabric`."""
+
+import sys
+
+from jaxfabric.cli import main
+
+sys.exit(main())

@@ -1,0 +1,137 @@
+"""One round of address exchange over jax.distributed's key-value store.
+
+Every process says hello under its own number; process 0 collects the hellos and answers each under
+a key made of that process's fresh uid. So what an earlier round, or a process that has died, left
+in the store is never taken for an answer, and all learn together who did not come.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import time
+from typing import Any
+
+from jaxfabric.bootstrap.identity import ProcessIdentity
+
+_HELLO = "jaxfabric/hello/{}"
+_ROSTER = "jaxfabric/roster/{}"
+
+
+class RendezvousError(RuntimeError):
+    """The processes of the job did not come together; the message says who was missing and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One process as the others see it: who it is, where to reach it, what it was started with."""
+
+    identity: ProcessIdentity
+    address: bytes
+    agreed: dict[str, str]  # Must be equal on all processes, such as the version.
+
+    def _encode(self, uid: str) -> str:
+        return json.dumps(
+            {
+                "uid": uid,
+                "identity": dataclasses.asdict(self.identity),
+                "address": self.address.hex(),
+                "agreed": self.agreed,
+            }
+        )
+
+
+def exchange(
+    client: Any,  # noqa: ANN401
+    process_id: int,
+    num_processes: int,
+    own: Member,
+    timeout: float,
+) -> list[Member]:
+    """Publishes this process and returns all of them in process order.
+
+    Args:
+        client: a connected jax.distributed client.
+        process_id: this process's number, 0 <= process_id < num_processes.
+        num_processes: how many take part; all must call.
+        own: what to publish.
+        timeout: seconds to wait for the others.
+
+    Raises:
+        RendezvousError: a process did not come in time, or differs in what must be agreed.
+    """
+    uid = secrets.token_hex(8)
+    client.key_value_set(_HELLO.format(process_id), own._encode(uid), allow_overwrite=True)
+    if process_id == 0:
+        _answer_all(client, num_processes, timeout)
+    key = _ROSTER.format(uid)
+    try:
+        # Process 0 gives up after `timeout` of its own and then says who is missing: wait for that.
+        text = client.blocking_key_value_get(key, int((timeout + 5) * 1000))
+    except Exception as error:
+        # A later round must not count on this hello.
+        client.key_value_delete(_HELLO.format(process_id))
+        raise RendezvousError(
+            f"process {process_id} of {num_processes} heard nothing from process 0 within "
+            f"{timeout:g} s: every process must call jaxfabric.initialize(), process 0 included "
+            f"(connect_timeout sets the wait): {_first_line(error)}"
+        ) from error
+    client.key_value_delete(key)
+    answer = json.loads(text)
+    if "error" in answer:
+        raise RendezvousError(answer["error"])
+    return [_decode(member) for member in answer["members"]]
+
+
+def _answer_all(client: Any, num_processes: int, timeout: float) -> None:  # noqa: ANN401
+    deadline = time.monotonic() + timeout
+    hellos: dict[int, dict[str, Any]] = {}
+    missing: list[int] = []
+    for process in range(num_processes):
+        wait_ms = max(1, int((deadline - time.monotonic()) * 1000))
+        try:
+            hellos[process] = json.loads(
+                client.blocking_key_value_get(_HELLO.format(process), wait_ms)
+            )
+            client.key_value_delete(_HELLO.format(process))
+        except Exception:
+            missing.append(process)
+    answer: dict[str, Any] = {"members": [hellos[process] for process in sorted(hellos)]}
+    if missing:
+        names = ", ".join(map(str, missing))
+        answer = {
+            "error": f"only {len(hellos)} of {num_processes} processes called "
+            f"jaxfabric.initialize() within {timeout:g} s; missing: process {names} "
+            "(connect_timeout sets the wait)"
+        }
+    elif difference := _difference(hellos):
+        answer = {"error": difference}
+    text = json.dumps(answer)
+    for hello in hellos.values():
+        client.key_value_set(_ROSTER.format(hello["uid"]), text)
+
+
+def _difference(hellos: dict[int, dict[str, Any]]) -> str | None:
+    reference = hellos[0]["agreed"]
+    for process, hello in hellos.items():
+        for name in sorted(reference.keys() | hello["agreed"].keys()):
+            ours, theirs = reference.get(name), hello["agreed"].get(name)
+            if ours != theirs:
+                return (
+                    f"{name} differs: {ours} on process 0, {theirs} on process {process} "
+                    f"({hello['identity']['hostname']}): start all processes alike"
+                )
+    return None
+
+
+def _decode(hello: dict[str, Any]) -> Member:
+    return Member(
+        identity=ProcessIdentity(**hello["identity"]),
+        address=bytes.fromhex(hello["address"]),
+        agreed=hello["agreed"],
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

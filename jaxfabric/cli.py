@@ -1,0 +1,118 @@
+"""The `jaxfabric` command."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+
+_RUN_HELP = """\
+Starts N processes of one program on this host as one job: their output is prefixed with the rank,
+signals are passed on, and when one fails the others get a grace period to report, then are ended.
+
+    jaxfabric run -n 4 train.py --steps 100
+    jaxfabric run -n 2 --devices-per-process 4 -- python -m package.train
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.subcommand == "run":
+        return _run(parser, options)
+    if options.subcommand == "doctor":
+        from jaxfabric import doctor
+
+        return doctor.main(as_json=options.json)
+    parser.print_help()
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    from jaxfabric import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="jaxfabric", description="Collectives for JAX on a fabric of their own."
+    )
+    parser.add_argument("--version", action="version", version=f"jaxfabric {__version__}")
+    commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="start a program as several processes on this host",
+        description=_RUN_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument(
+        "-n", "--num-processes", type=_positive, required=True, metavar="N", help="how many"
+    )
+    run.add_argument(
+        "-d",
+        "--devices-per-process",
+        type=_positive,
+        metavar="D",
+        help="CPU devices of each process (JAX_NUM_CPU_DEVICES)",
+    )
+    run.add_argument(
+        "--grace",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="how long the others may go on after one has failed (default: 10)",
+    )
+    run.add_argument(
+        "--json", action="store_true", help="print how each process ended, as JSON, last on stdout"
+    )
+    run.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="[--] script.py|program ...",
+        help="a Python file, run by this Python, or any program, with its arguments",
+    )
+    doctor = commands.add_parser(
+        "doctor", help="say what is installed, what works on this machine, and what does not"
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    from jaxfabric import launch
+
+    command = options.command
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        parser.error("run: nothing to run: name a Python file or a program after the options")
+    try:
+        summary = launch.run(
+            command,
+            options.num_processes,
+            devices_per_process=options.devices_per_process,
+            grace=options.grace,
+        )
+    except ValueError as error:
+        print(f"jaxfabric: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"jaxfabric: cannot run {command[0]}: {error.strerror or error}", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    if options.json:
+        print(json.dumps(dataclasses.asdict(summary)), flush=True)
+    return summary.exit_code
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
+    return value

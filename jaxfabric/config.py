@@ -1,0 +1,210 @@
+"""Settings: one frozen dataclass, and the only place where JAXFABRIC_* variables are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_PREFIX = "JAXFABRIC_"
+_LOG_LEVELS = {"error": 0, "warning": 1, "info": 2}
+_BYTES = re.compile(r"(\d+)\s*(|[KMG])(|i?B)", re.IGNORECASE)
+
+logger = logging.getLogger("jaxfabric")
+
+
+class ConfigError(ValueError):
+    """A setting has a value it cannot have; the message names it, the value and the remedy."""
+
+
+def _field(default: float | int | str, help_text: str, minimum: float = 0.0) -> Any:  # noqa: ANN401
+    return dataclasses.field(default=default, metadata={"help": help_text, "minimum": minimum})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """How the fabric of this process behaves. Times are in seconds unless the name says otherwise.
+
+    Every field is set by an argument of `jaxfabric.initialize` or by the environment variable
+    `JAXFABRIC_<NAME>`; the argument wins.
+
+    Example:
+        >>> Config.from_environment({"JAXFABRIC_DEADLINE": "30"}).deadline
+        30.0
+    """
+
+    deadline: float = _field(300.0, "longest wait for other ranks in one collective", 0.001)
+    warn_after: float = _field(10.0, "a wait this long is logged, with the ranks that are late")
+    mismatch_after: float = _field(1.0, "a wait this long makes ranks compare what they wait for")
+    connect_timeout: float = _field(60.0, "longest wait for the other processes at start", 0.001)
+    segment_bytes: int = _field(16 << 20, "shared memory per rank, in bytes (or 16M, 1GiB)", 65536)
+    heartbeat: float = _field(100.0, "a process silent for so long is dead (other hosts)", 1)
+    spin_microseconds: float = _field(
+        -1.0, "spin on the caller's thread before a wait yields; -1: chosen by the free cores", -1
+    )
+    inline_microseconds: float = _field(
+        1000.0, "wait on the caller's thread before others take over"
+    )
+    log_level: str = _field("warning", "error, warning or info")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            self._check(field, getattr(self, field.name), f"{field.name}=")
+
+    @staticmethod
+    def _check(field: dataclasses.Field[Any], value: object, source: str) -> None:
+        if field.type == "str":
+            if value not in _LOG_LEVELS:
+                raise ConfigError(f"{source}{value}: use one of {', '.join(_LOG_LEVELS)}")
+            return
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{source}{value!r}: a number is needed ({field.metadata['help']})")
+        if field.type == "int" and not isinstance(value, int):
+            raise ConfigError(f"{source}{value!r}: use a whole number ({field.metadata['help']})")
+        if not math.isfinite(value) or value < field.metadata["minimum"]:
+            raise ConfigError(
+                f"{source}{value}: use a finite number of at least {field.metadata['minimum']:g} "
+                f"({field.metadata['help']})"
+            )
+
+    @classmethod
+    def from_environment(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        **overrides: float | int | str | None,
+    ) -> Config:
+        """Reads JAXFABRIC_* variables; overrides that are not None win.
+
+        Args:
+            environ: the variables; default: those of this process.
+            **overrides: values by field name.
+
+        Raises:
+            ConfigError: a value cannot be used; the message names the variable and the remedy.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {k: v for k, v in overrides.items() if v is not None}
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        if unknown := values.keys() - fields.keys():
+            raise ConfigError(
+                f"unknown setting {sorted(unknown)[0]!r}: the settings are {', '.join(fields)}"
+            )
+        for name, field in fields.items():
+            variable = _PREFIX + name.upper()
+            if name not in values and (text := environ.get(variable, "").strip()):
+                values[name] = _parse(field, variable, text)
+                cls._check(field, values[name], f"{variable}=")
+        return cls(**values)
+
+    def options(self) -> dict[str, float | int | str]:
+        """Returns the settings as the compiled core takes them; log_level becomes 0, 1 or 2."""
+        options = {
+            field.name: float(value) if field.type == "float" else value
+            for field in dataclasses.fields(self)
+            for value in (getattr(self, field.name),)
+        }
+        options["log_level"] = _LOG_LEVELS[self.log_level]
+        return options
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LauncherEnvironment:
+    """What `jaxfabric run` tells each process it starts."""
+
+    coordinator: str | None
+    process_id: int
+    num_processes: int
+    job: str
+
+    @classmethod
+    def from_environment(
+        cls, environ: Mapping[str, str] | None = None
+    ) -> LauncherEnvironment | None:
+        """Returns None outside of `jaxfabric run`.
+
+        Raises:
+            ConfigError: some of the launcher's variables are missing or malformed.
+        """
+        environ = os.environ if environ is None else environ
+        count = environ.get("JAXFABRIC_NUM_PROCESSES")
+        if count is None:
+            return None
+        coordinator = environ.get("JAXFABRIC_COORDINATOR")
+        num_processes = _whole_number("JAXFABRIC_NUM_PROCESSES", count, 1)
+        process_id = _whole_number(
+            "JAXFABRIC_PROCESS_ID", environ.get("JAXFABRIC_PROCESS_ID", ""), 0
+        )
+        if process_id >= num_processes:
+            raise ConfigError(
+                f"JAXFABRIC_PROCESS_ID={process_id} is not below "
+                f"JAXFABRIC_NUM_PROCESSES={num_processes}: start with `jaxfabric run`"
+            )
+        if num_processes > 1 and not coordinator:
+            raise ConfigError(
+                "JAXFABRIC_COORDINATOR is not set, and JAXFABRIC_NUM_PROCESSES is "
+                f"{num_processes}: set it to host:port, or start with `jaxfabric run`"
+            )
+        return cls(
+            coordinator=coordinator,
+            process_id=process_id,
+            num_processes=num_processes,
+            job=environ.get("JAXFABRIC_JOB", ""),
+        )
+
+    def variables(self) -> dict[str, str]:
+        """Returns what `from_environment` reads."""
+        variables = {
+            "JAXFABRIC_PROCESS_ID": str(self.process_id),
+            "JAXFABRIC_NUM_PROCESSES": str(self.num_processes),
+            "JAXFABRIC_JOB": self.job,
+        }
+        if self.coordinator:
+            variables["JAXFABRIC_COORDINATOR"] = self.coordinator
+        return variables
+
+
+LAUNCHER_VARIABLES = (
+    "JAXFABRIC_COORDINATOR",
+    "JAXFABRIC_PROCESS_ID",
+    "JAXFABRIC_NUM_PROCESSES",
+    "JAXFABRIC_JOB",
+)
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Returns one line for each JAXFABRIC_* variable that nothing reads, with a likely meaning."""
+    environ = os.environ if environ is None else environ
+    known = [_PREFIX + field.name.upper() for field in dataclasses.fields(Config)]
+    known += LAUNCHER_VARIABLES
+    lines = []
+    for name in sorted(environ):
+        if name.startswith(_PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+            lines.append(f"{name} is not a setting: {hint}")
+    return lines
+
+
+def _whole_number(variable: str, text: str, minimum: int) -> int:
+    if not text.strip().isdecimal() or int(text) < minimum:
+        raise ConfigError(f"{variable}={text}: use a whole number of at least {minimum}")
+    return int(text)
+
+
+def _parse(field: dataclasses.Field[Any], variable: str, text: str) -> float | int | str:
+    if field.type == "str":
+        return text.lower()
+    if field.type == "int":
+        match = _BYTES.fullmatch(text)
+        if not match:
+            raise ConfigError(f"{variable}={text}: use a number of bytes, such as 16777216 or 16M")
+        return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{variable}={text}: use a number ({field.metadata['help']})") from None

@@ -1,0 +1,311 @@
+"""The fabric of this process: started once, shared by every collective, ended at exit."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import importlib
+import logging
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from jaxfabric.config import Config, unknown_variables
+
+if TYPE_CHECKING:
+    from jaxfabric import _ext
+    from jaxfabric.bootstrap.membership import Membership
+
+logger = logging.getLogger("jaxfabric")
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What `jaxfabric.status` returns.
+
+    Attributes:
+        initialized: whether collectives can run.
+        origin: how the processes found each other: "alone", "jaxfabric run", "jax.distributed" or
+            "initialize"; None before initialize().
+        process_id: this process's number.
+        num_processes: how many processes take part.
+        ranks: the ids of this process's JAX devices.
+        peers: host and pid of every process, in process order.
+        failure: text of the first failure, or None while all is well.
+        counters: what the core has counted since the start.
+        config: the settings in force.
+    """
+
+    initialized: bool
+    origin: str | None = None
+    process_id: int = 0
+    num_processes: int = 1
+    ranks: tuple[int, ...] = ()
+    peers: tuple[str, ...] = ()
+    failure: str | None = None
+    counters: dict[str, int] = dataclasses.field(default_factory=dict)
+    config: Config | None = None
+
+
+@dataclasses.dataclass
+class _Session:
+    membership: Membership
+    config: Config
+    ranks: tuple[int, ...]
+    fabric: _ext.Fabric
+
+
+_lock = threading.RLock()
+_session: _Session | None = None
+# The membership outlives shutdown(): JAX's backend keeps the job it was started in.
+_membership: Membership | None = None
+_registered = False
+_exit_hook = False
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    deadline: float | None = None,
+    warn_after: float | None = None,
+    mismatch_after: float | None = None,
+    connect_timeout: float | None = None,
+    segment_bytes: int | None = None,
+    heartbeat: float | None = None,
+    spin_microseconds: float | None = None,
+    inline_microseconds: float | None = None,
+    log_level: str | None = None,
+) -> None:
+    """Connects this process's devices with those of all other processes of the job.
+
+    In one process, under `jaxfabric run`, and where `jax.distributed.initialize` has been called,
+    no argument is needed. In a job of several processes all must call, before JAX starts its
+    backend (unless jax.distributed runs already). A second call is a no-op, unless it asks for
+    something different.
+
+    Args:
+        coordinator_address: host:port at which process 0 starts jax.distributed's service.
+        num_processes: how many processes the job has.
+        process_id: this process's number.
+        deadline: longest wait for other ranks in one collective, in seconds (300).
+        warn_after: a wait this long is logged, in seconds (10).
+        mismatch_after: after which two ranks compare what they wait for, in seconds (1).
+        connect_timeout: longest wait for the other processes at start, in seconds (60).
+        segment_bytes: shared memory per rank, in bytes (16 MiB).
+        heartbeat: a process on another host silent for so long is dead, in seconds (100).
+        spin_microseconds: wait on the caller's thread before it yields (50).
+        inline_microseconds: wait on the caller's thread before others take over (1000).
+        log_level: "error", "warning" or "info" ("warning").
+
+    Each setting can also come from the environment variable JAXFABRIC_<NAME>.
+
+    Raises:
+        ConfigError: a setting has a value it cannot have.
+        ValueError: the job's description is incomplete or contradicts the running job.
+        RuntimeError: already initialized differently; the backend was started too early; a process
+            did not come.
+        FabricError: the processes came together but could not connect.
+
+    Example:
+        >>> import jaxfabric
+        >>> jaxfabric.initialize(deadline=30)
+        >>> jaxfabric.is_initialized()
+        True
+    """
+    settings = {
+        "deadline": deadline,
+        "warn_after": warn_after,
+        "mismatch_after": mismatch_after,
+        "connect_timeout": connect_timeout,
+        "segment_bytes": segment_bytes,
+        "heartbeat": heartbeat,
+        "spin_microseconds": spin_microseconds,
+        "inline_microseconds": inline_microseconds,
+        "log_level": log_level,
+    }
+    job = {
+        "coordinator_address": coordinator_address,
+        "num_processes": num_processes,
+        "process_id": process_id,
+    }
+    global _session
+    with _lock:
+        if _session is not None:
+            _require_same(_session, job | settings)
+            return
+        config = Config.from_environment(None, **settings)  # type: ignore[arg-type]
+        for line in unknown_variables():
+            logger.warning("%s", line)
+        _session = _start(config, coordinator_address, num_processes, process_id)
+
+
+def shutdown() -> None:
+    """Disconnects from the other processes and frees everything the fabric holds. Idempotent.
+
+    Collectives in flight fail. After a failure JAX's distributed client is dropped rather than shut
+    down, because its shutdown waits for processes that may be dead.
+    """
+    global _session
+    with _lock:
+        if _session is None:
+            return
+        session, _session = _session, None
+        failure = session.fabric.failure()
+        session.fabric.shutdown()
+        if failure is not None:
+            session.membership.abandon()
+
+
+def is_initialized() -> bool:
+    """Whether `initialize` has been called, and `shutdown` has not."""
+    return _session is not None
+
+
+def ensure_ready() -> None:
+    """Makes collectives usable: in one process initializes, in several insists that it was done.
+
+    Raises:
+        RuntimeError: the job has several processes and none may start the fabric on its own.
+    """
+    if _session is not None:
+        return
+    import jax
+
+    if jax.process_count() > 1:
+        raise RuntimeError(
+            f"process {jax.process_index()} of {jax.process_count()} runs a jaxfabric collective "
+            "before jaxfabric.initialize(): call it in every process"
+        )
+    initialize()
+
+
+def status() -> Status:
+    """Returns how this process is connected, what it has counted, and the first failure."""
+    with _lock:
+        if _session is None:
+            return Status(initialized=False)
+        membership = _session.membership
+        return Status(
+            initialized=True,
+            origin=membership.origin,
+            process_id=membership.process_id,
+            num_processes=membership.num_processes,
+            ranks=_session.ranks,
+            peers=tuple(f"{m.identity.hostname}:{m.identity.pid}" for m in membership.members),
+            failure=_session.fabric.failure(),
+            counters=_session.fabric.counters(),
+            config=_session.config,
+        )
+
+
+def _start(
+    config: Config,
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+) -> _Session:
+    import jax
+
+    from jaxfabric.bootstrap import membership as memberships
+    from jaxfabric.bootstrap.identity import ProcessIdentity
+    from jaxfabric.bootstrap.rendezvous import Member
+
+    _ext = _core()
+    global _membership, _exit_hook
+    if _membership is not None and _membership.client is not None:
+        memberships.check_same(_membership, coordinator, num_processes, process_id)
+        # After a failure JAX no longer knows of the client; the membership does.
+        _membership.resume()
+    else:
+        _membership = memberships.join(coordinator, num_processes, process_id, config)
+    membership = _membership
+    if not _exit_hook:
+        # Runs before JAX's own exit hook, which was registered when JAX was imported.
+        atexit.register(_at_exit)
+        _exit_hook = True
+
+    ranks = tuple(device.id for device in jax.local_devices(backend="cpu"))
+    if jax.process_count("cpu") != membership.num_processes:
+        raise RuntimeError(
+            f"JAX sees {jax.process_count('cpu')} process(es), the job has "
+            f"{membership.num_processes}: its backend was started before the job was joined; call "
+            "jaxfabric.initialize() first"
+        )
+    _register(_ext)
+    fabric = _ext.Fabric(
+        membership.process_id, membership.num_processes, list(ranks), config.options()
+    )
+    try:
+        own = Member(ProcessIdentity.own(), fabric.address(), _must_agree(config, _ext))
+        members = membership.exchange(own, config.connect_timeout)
+        fabric.connect([member.address for member in members])
+    except BaseException:
+        fabric.shutdown()
+        raise
+    return _Session(membership, config, ranks, fabric)
+
+
+def _core() -> Any:  # noqa: ANN401
+    try:
+        return importlib.import_module("jaxfabric._ext")
+    except ModuleNotFoundError as error:
+        if error.name != "jaxfabric._ext":
+            raise
+        raise ImportError(
+            "jaxfabric's compiled core is missing: this is a source tree that has not been built; "
+            "run pip install . in it, and start Python elsewhere (`jaxfabric doctor` says more)"
+        ) from error
+
+
+def _must_agree(config: Config, ext: Any) -> dict[str, str]:  # noqa: ANN401
+    from jaxfabric import __version__
+
+    return {
+        "the version of jaxfabric": __version__,
+        "the compiled FFI version": ".".join(map(str, ext.ffi_version())),
+        "segment_bytes": str(config.segment_bytes),
+    }
+
+
+def _register(ext: Any) -> None:  # noqa: ANN401
+    """Registers types, then targets: only once the backend exists, or it would not start."""
+    global _registered
+    if _registered:
+        return
+    import jax
+
+    for name, registration in ext.type_registrations().items():
+        jax.ffi.register_ffi_type(name, registration, platform="cpu")
+    for name, stages in ext.registrations().items():
+        jax.ffi.register_ffi_target(name, stages, platform="cpu", api_version=1)
+    _registered = True
+
+
+def _require_same(session: _Session, asked: dict[str, Any]) -> None:
+    have = dataclasses.asdict(session.config) | {
+        "coordinator_address": session.membership.coordinator,
+        "num_processes": session.membership.num_processes,
+        "process_id": session.membership.process_id,
+    }
+    for name, value in asked.items():
+        if value is not None and value != have[name]:
+            raise RuntimeError(
+                f"jaxfabric is initialized with {name}={have[name]!r}, not {value!r}: call "
+                "jaxfabric.shutdown() first"
+            )
+
+
+def _at_exit() -> None:
+    membership = _membership
+    uncaught = getattr(sys, "last_value", None) is not None
+    shutdown()
+    if membership is None or membership.client is None:
+        return
+    if uncaught:
+        # The others may be waiting for this process in a collective: they fail and leave, and a
+        # shutdown of the client here would wait for them until JAX's heartbeat timeout.
+        membership.abandon()
+    membership.leave()
+    membership.linger()

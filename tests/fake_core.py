@@ -1,0 +1,65 @@
+"""A stand-in for the compiled core that records what the bootstrap does with it.
+
+It connects nothing. `fail` makes it report a failure, as the real one does when a process has died.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import ClassVar
+
+
+class FakeError(RuntimeError):
+    code = "UNAVAILABLE"
+
+
+class FakeFabric:
+    instances: ClassVar[list[FakeFabric]] = []
+
+    def __init__(self, process_index, process_count, local_ranks, options):
+        self.process_index = process_index
+        self.process_count = process_count
+        self.local_ranks = local_ranks
+        self.options = options
+        self.addresses = None
+        self.text = None
+        self.shutdowns = 0
+        FakeFabric.instances.append(self)
+
+    def address(self):
+        return f"address of {self.process_index}".encode()
+
+    def connect(self, addresses):
+        if self.text == "refuse":
+            raise FakeError("refused")
+        self.addresses = addresses
+
+    def shutdown(self):
+        self.shutdowns += 1
+
+    def failure(self):
+        return self.text
+
+    def counters(self):
+        return {"calls": 0}
+
+
+def module(ffi=(0, 3)) -> types.ModuleType:
+    """A module that can take the place of jaxfabric._ext."""
+    fake = types.ModuleType("jaxfabric._ext")
+    fake.Fabric = FakeFabric
+    fake.FabricError = FakeError
+    fake.registrations = lambda: {"jaxfabric_fake": {"execute": "capsule"}}
+    fake.type_registrations = lambda: {"jaxfabric_type": {"type_id": "capsule"}}
+    fake.ffi_version = lambda: ffi
+    return fake
+
+
+def install() -> type[FakeFabric]:
+    """Puts the fake in place for the rest of this process, and registers nothing with XLA."""
+    fake = module()
+    fake.registrations = dict
+    fake.type_registrations = dict
+    sys.modules["jaxfabric._ext"] = fake
+    return FakeFabric

@@ -1,0 +1,111 @@
+import dataclasses
+
+import pytest
+
+from jaxfabric.config import Config, ConfigError, LauncherEnvironment, unknown_variables
+
+
+def test_defaults_need_no_environment():
+    config = Config.from_environment({})
+    assert config.deadline == 300.0
+    assert config.segment_bytes == 16 << 20
+
+
+def test_argument_wins_over_variable():
+    config = Config.from_environment({"JAXFABRIC_DEADLINE": "5"}, deadline=7.0)
+    assert config.deadline == 7.0
+
+
+def test_none_is_no_argument():
+    assert Config.from_environment({"JAXFABRIC_DEADLINE": "5"}, deadline=None).deadline == 5.0
+
+
+def test_config_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().deadline = 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1048576", 1 << 20), ("1M", 1 << 20), ("64k", 1 << 16), ("2GiB", 2 << 30), ("1 MB", 1 << 20)],
+)
+def test_sizes(text, value):
+    assert Config.from_environment({"JAXFABRIC_SEGMENT_BYTES": text}).segment_bytes == value
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "remedy"),
+    [
+        ("JAXFABRIC_DEADLINE", "soon", "number"),
+        ("JAXFABRIC_DEADLINE", "0", "at least 0.001"),
+        ("JAXFABRIC_DEADLINE", "-3", "at least"),
+        ("JAXFABRIC_DEADLINE", "inf", "finite"),
+        ("JAXFABRIC_DEADLINE", "nan", "finite"),
+        ("JAXFABRIC_SEGMENT_BYTES", "16 MBytes", "16M"),
+        ("JAXFABRIC_SEGMENT_BYTES", "1", "at least 65536"),
+        ("JAXFABRIC_LOG_LEVEL", "loud", "error, warning, info"),
+    ],
+)
+def test_bad_value_names_variable_value_and_remedy(variable, text, remedy):
+    with pytest.raises(ConfigError) as caught:
+        Config.from_environment({variable: text})
+    message = str(caught.value)
+    assert f"{variable}={text}" in message
+    assert remedy in message
+
+
+def test_bad_argument_names_itself():
+    with pytest.raises(ConfigError, match=r"deadline=-1"):
+        Config(deadline=-1)
+    with pytest.raises(ConfigError, match=r"segment_bytes=1\.5"):
+        Config(segment_bytes=1.5)
+    with pytest.raises(ConfigError, match=r"deadline='3'"):
+        Config(deadline="3")
+
+
+def test_unknown_argument():
+    with pytest.raises(ConfigError, match=r"unknown setting 'deadlin'.*deadline"):
+        Config.from_environment({}, deadlin=3)
+
+
+def test_options_have_the_types_the_core_takes():
+    options = Config(deadline=3, log_level="info").options()
+    assert options.keys() == {field.name for field in dataclasses.fields(Config)}
+    assert isinstance(options["deadline"], float)
+    assert isinstance(options["segment_bytes"], int)
+    assert options["log_level"] == 2
+
+
+def test_misspelled_variable_is_reported_with_a_guess():
+    environ = {"JAXFABRIC_DEADLNE": "3", "JAXFABRIC_DEADLINE": "3", "JAXFABRIC_JOB": "x"}
+    assert unknown_variables(environ) == [
+        "JAXFABRIC_DEADLNE is not a setting: did you mean JAXFABRIC_DEADLINE?"
+    ]
+
+
+def test_launcher_environment_round_trip():
+    launcher = LauncherEnvironment(
+        coordinator="127.0.0.1:1", process_id=1, num_processes=2, job="abc"
+    )
+    assert LauncherEnvironment.from_environment(launcher.variables()) == launcher
+    assert LauncherEnvironment.from_environment({}) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"JAXFABRIC_PROCESS_ID": "2"},
+        {"JAXFABRIC_PROCESS_ID": "one"},
+        {"JAXFABRIC_PROCESS_ID": ""},
+        {"JAXFABRIC_NUM_PROCESSES": "0"},
+        {"JAXFABRIC_COORDINATOR": ""},
+    ],
+)
+def test_broken_launcher_environment_is_an_error(changes):
+    environ = {
+        "JAXFABRIC_COORDINATOR": "127.0.0.1:1",
+        "JAXFABRIC_PROCESS_ID": "0",
+        "JAXFABRIC_NUM_PROCESSES": "2",
+    } | changes
+    with pytest.raises(ConfigError, match=next(iter(changes))):
+        LauncherEnvironment.from_environment(environ)
