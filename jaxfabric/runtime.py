@@ -95,7 +95,7 @@ def initialize(
         connect_timeout: longest wait for the other processes at start, in seconds (60).
         segment_bytes: shared memory per rank, in bytes (16 MiB).
         heartbeat: a process on another host silent for so long is dead, in seconds (100).
-        spin_microseconds: wait on the caller's thread before it yields (50).
+        spin_microseconds: spin before a wait yields (-1: chosen by the free cores).
         inline_microseconds: wait on the caller's thread before others take over (1000).
         log_level: "error", "warning" or "info" ("warning").
 
