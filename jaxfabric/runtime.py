@@ -156,6 +156,7 @@ def shutdown() -> None:
         session.fabric.shutdown()
         if failure is not None:
             session.membership.abandon()
+            session.membership.left = session.fabric.left()
 
 
 def is_initialized() -> bool:
@@ -280,6 +281,14 @@ def _register(ext: Any) -> None:  # noqa: ANN401
         jax.ffi.register_ffi_type(name, registration, platform="cpu")
     for name, stages in ext.registrations().items():
         jax.ffi.register_ffi_target(name, stages, platform="cpu", api_version=1)
+
+    # Tells the executables apart whose call instances the core numbers, see docs/matching.md.
+    def on_duration(event: str, duration: float, **_: Any) -> None:  # noqa: ANN401
+        del duration
+        if event.endswith("backend_compile_duration"):
+            ext.close_executable()
+
+    jax.monitoring.register_event_duration_secs_listener(on_duration)
     _registered = True
 
 
