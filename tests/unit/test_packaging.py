@@ -1,0 +1,131 @@
+"""What is installed is complete, and shows nothing that it need not show."""
+
+import ast
+import importlib.metadata
+import importlib.util
+import json
+import pathlib
+import shutil
+import subprocess
+import tarfile
+
+import pytest
+import support
+
+import jaxfabric
+from jaxfabric import _ext
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def binutils(program, *arguments):
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    command = [program, *arguments, _ext.__file__]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def installed_files():
+    try:
+        distribution = importlib.metadata.distribution("jaxfabric")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("jaxfabric is not installed by pip")
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
+        pytest.skip("the install is editable: it has no files of its own")
+    return {str(path) for path in distribution.files}
+
+
+def test_only_the_entry_point_is_exported():
+    symbols = [line.split()[-1] for line in binutils("nm", "-D", "--defined-only").splitlines()]
+    assert symbols == ["PyInit__ext"]
+
+
+def test_no_library_is_needed_that_a_plain_machine_lacks():
+    lines = [line for line in binutils("readelf", "-d").splitlines() if "(NEEDED)" in line]
+    needed = {line.split("[")[1].split(".so")[0] for line in lines}
+    assert needed <= {
+        "libstdc++",
+        "libm",
+        "libgcc_s",
+        "libc",
+        "libpthread",
+        "libdl",
+        "ld-linux-x86-64",
+    }
+
+
+def test_the_core_is_built_against_the_oldest_supported_headers():
+    if (pathlib.Path(jaxfabric.__file__).parent.parent / "pyproject.toml").exists():
+        pytest.skip("a source tree, built against whatever its developer has installed")
+    assert _ext.ffi_version() == (0, 3)
+
+
+def test_the_wheel_is_complete():
+    installed = installed_files()
+    sources = {
+        str(path.relative_to(support.ROOT))
+        for pattern in ("*.py", "*.pyi", "py.typed")
+        for path in (support.ROOT / "jaxfabric").rglob(pattern)
+    }
+    assert {"jaxfabric/py.typed", "jaxfabric/_ext.pyi"} <= sources
+    assert sources <= installed, sorted(sources - installed)
+    package = {path for path in installed if path.startswith("jaxfabric/")}
+    compiled = {path for path in package if path.endswith(".so")}
+    assert len(compiled) == 1
+    bytecode = {path for path in package if path.endswith(".pyc")}
+    assert package - compiled - bytecode == sources
+
+
+def test_metadata():
+    installed_files()
+    metadata = importlib.metadata.metadata("jaxfabric")
+    assert metadata["Version"] == jaxfabric.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert "# jaxfabric" in metadata.get_payload()
+    scripts = importlib.metadata.entry_points(group="console_scripts", name="jaxfabric")
+    assert [script.value for script in scripts] == ["jaxfabric.cli:main"]
+
+
+def stub_names(body):
+    """Names that a stub's module or class defines, private ones aside."""
+    names = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign):
+            names.add(node.target.id)
+    return {name for name in names if not name.startswith("_")}
+
+
+def public_names(value):
+    return {name for name in vars(value) if not name.startswith("_")}
+
+
+def test_the_stub_tells_what_the_core_has():
+    stub = ast.parse((support.ROOT / "jaxfabric/_ext.pyi").read_text()).body
+    assert stub_names(stub) == public_names(_ext)
+    (fabric,) = (node for node in stub if isinstance(node, ast.ClassDef) and node.name == "Fabric")
+    assert stub_names(fabric.body) == public_names(_ext.Fabric)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("scikit_build_core") is None,
+    reason="scikit-build-core is not installed",
+)
+def test_the_source_distribution_has_what_a_build_needs(tmp_path, monkeypatch):
+    from scikit_build_core.build import build_sdist
+
+    monkeypatch.chdir(support.ROOT)
+    name = build_sdist(str(tmp_path))
+    with tarfile.open(tmp_path / name) as archive:
+        files = {path.partition("/")[2] for path in archive.getnames()}
+    assert {"pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"} <= files
+    needed = {
+        str(path.relative_to(support.ROOT))
+        for folder, suffixes in (("xla_ffi", {".h", ".cc", ".map"}), ("jaxfabric", {".py", ".pyi"}))
+        for path in (support.ROOT / folder).rglob("*")
+        if path.suffix in suffixes
+    }
+    assert needed <= files, sorted(needed - files)
+    assert not {path for path in files if path.endswith(".so") or path.startswith("build/")}
