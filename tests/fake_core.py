@@ -41,6 +41,9 @@ class FakeFabric:
     def failure(self):
         return self.text
 
+    def left(self):
+        return []
+
     def counters(self):
         return {"calls": 0}
 
@@ -53,6 +56,7 @@ def module(ffi=(0, 3)) -> types.ModuleType:
     fake.registrations = lambda: {"jaxfabric_fake": {"execute": "capsule"}}
     fake.type_registrations = lambda: {"jaxfabric_type": {"type_id": "capsule"}}
     fake.ffi_version = lambda: ffi
+    fake.close_executable = lambda: None
     return fake
 
 
