@@ -1,5 +1,6 @@
 #include "transport/faulty/faulty.h"
 
+#include <atomic>
 #include <deque>
 #include <optional>
 #include <string>
@@ -46,7 +47,10 @@ class FaultyChannel : public Channel {
     return inner_->Flush(deadline);
   }
 
-  void Abort() override { inner_->Abort(); }
+  void Abort() override {
+    inner_->Abort();
+    aborted_.store(true, std::memory_order_release);  // whoever sees it sees the inner abort
+  }
   std::span<std::byte> peer_window() override { return inner_->peer_window(); }
 
  private:
@@ -69,6 +73,8 @@ class FaultyChannel : public Channel {
       inner_->Abort();
     }
     JF_RETURN_IF_ERROR(CheckNotReset());
+    // What is held must not hide from the caller that nothing is sent any more.
+    if (aborted_.load(std::memory_order_acquire)) return inner_->Flush(Deadline::Never());
     if (!held_.empty() && --calls_until_release_ == 0) return Release();
     return OkStatus();
   }
@@ -90,6 +96,7 @@ class FaultyChannel : public Channel {
   uint64_t puts_ = 0;
   uint64_t signals_ = 0;
   bool reset_ = false;
+  std::atomic<bool> aborted_{false};
 };
 
 class FaultyEndpoint : public Endpoint {

@@ -9,23 +9,25 @@
 
 namespace jaxfabric {
 
+// `count` calls starting with number `first`.
+struct FaultRun {
+  uint64_t first = 0;
+  uint64_t count = 0;
+  bool Contains(uint64_t number) const { return number >= first && number - first < count; }
+};
+
 // Which calls of each channel are hit. Puts and signals are numbered separately from 0, per
-// channel; a run is `count` of them starting with number `first`.
+// channel.
 struct FaultPlan {
-  struct Run {
-    uint64_t first = 0;
-    uint64_t count = 0;
-    bool Contains(uint64_t number) const { return number >= first && number - first < count; }
-  };
   static constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
 
-  Run drop_puts;     // the bytes never arrive
-  Run drop_signals;  // the count never rises
+  FaultRun drop_puts = {};     // the bytes never arrive
+  FaultRun drop_signals = {};  // the count never rises
   // Only the first half of the bytes arrives.
-  Run truncate_puts;
+  FaultRun truncate_puts = {};
   // The put is held, and everything after it queues behind, as on a slow link that keeps the order.
   // Let go by the `delay_calls`-th later Put or Signal, or by Wait or Flush.
-  Run delay_puts;
+  FaultRun delay_puts = {};
   uint64_t delay_calls = 1;
   // The connection breaks at this call (puts and signals counted together): the channel is aborted,
   // this and later calls give kUnavailable, and the peer's waits end.
