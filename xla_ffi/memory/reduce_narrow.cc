@@ -12,13 +12,13 @@ void ReduceBfloat16(ReduceOp op, void* destination, const void* const* sources, 
 JF_TARGET_CLONES
 void ReduceFloat8E5M2(ReduceOp op, void* destination, const void* const* sources,
                       size_t source_count, size_t begin, size_t count) {
-  internal::ReduceAny<Float8E5M2Codec>(op, destination, sources, source_count, begin, count);
+  internal::ReduceStepwise<Float8E5M2Codec>(op, destination, sources, source_count, begin, count);
 }
 
 JF_TARGET_CLONES
 void ReduceFloat8E4M3FN(ReduceOp op, void* destination, const void* const* sources,
                         size_t source_count, size_t begin, size_t count) {
-  internal::ReduceAny<Float8E4M3FNCodec>(op, destination, sources, source_count, begin, count);
+  internal::ReduceStepwise<Float8E4M3FNCodec>(op, destination, sources, source_count, begin, count);
 }
 
 }  // namespace
@@ -39,7 +39,7 @@ ReduceFunction NarrowReduction(DType dtype) {
 JF_TARGET_CLONES
 void ReduceFloat16Portable(ReduceOp op, void* destination, const void* const* sources,
                            size_t source_count, size_t begin, size_t count) {
-  internal::ReduceAny<Float16Codec>(op, destination, sources, source_count, begin, count);
+  internal::ReduceStepwise<Float16Codec>(op, destination, sources, source_count, begin, count);
 }
 
 }  // namespace jaxfabric
