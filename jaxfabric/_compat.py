@@ -151,7 +151,7 @@ def result_manual_type(op: str, aval: Any, axes: tuple[Hashable, ...], kind: str
         aval: the operand's type.
         axes: the collective's axes.
         kind: what becomes of a varying operand: "varying", "invarying" or "reduced"; or
-            "unreduced", an unreduced operand that becomes invarying.
+            "unreduced", an unreduced operand that becomes invarying (in psum_scatter: varying).
 
     Raises:
         NameError: an axis is not bound.
@@ -164,7 +164,10 @@ def result_manual_type(op: str, aval: Any, axes: tuple[Hashable, ...], kind: str
     core.check_avals_context_mesh([aval], op)
     typed = mesh_axes(axes)
     if kind == "unreduced":
-        return unreduced_primitive(op).abstract_eval(aval, axes=typed)[0].mat
+        manual = unreduced_primitive(op).abstract_eval(aval, axes=typed)[0].mat
+        # Of the sum each rank keeps its own rows.
+        scattered = frozenset(typed) if op == "psum_scatter" else frozenset()
+        return manual.update(varying=manual.varying | scattered)
     core.check_unreduced_args([aval], typed, op)
     if not typed or not checks_manual_types():
         return aval.mat
@@ -197,6 +200,13 @@ def lowering_mesh(ctx: Any) -> tuple[Any, frozenset[Hashable]]:  # noqa: ANN401
             f"{ctx.primitive} was lowered outside of jax.shard_map: call it inside"
         )
     return context.mesh, frozenset(context.manual_axes)
+
+
+def uses_shardy() -> bool:
+    """Whether Shardy partitions the program (the default), and not GSPMD."""
+    from jax._src import config
+
+    return bool(config.use_shardy_partitioner.value)
 
 
 def lowers_for_export(ctx: Any) -> bool:  # noqa: ANN401

@@ -1,0 +1,35 @@
+"""Collectives with the signatures and semantics of their namesakes in `jax.lax`.
+
+Call them where `jax.lax`'s can be called: in `jax.shard_map`, inside `jax.jit` or not, and in
+`jax.vmap(..., axis_name=)`. They can be differentiated, batched, rematerialised and put into
+control flow. `barrier` has no namesake.
+
+Arrays may be bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64,
+complex128, float8_e4m3fn and float8_e5m2. What only moves data also takes other float8 types,
+float4_e2m1fn, int2, int4 and PRNG keys.
+"""
+
+from __future__ import annotations
+
+from jaxfabric.lax.all_gather import all_gather
+from jaxfabric.lax.all_reduce import pmax, pmean, pmin, psum
+from jaxfabric.lax.all_to_all import all_to_all, pswapaxes
+from jaxfabric.lax.barrier import barrier
+from jaxfabric.lax.broadcast import pbroadcast
+from jaxfabric.lax.permute import ppermute, pshuffle
+from jaxfabric.lax.reduce_scatter import psum_scatter
+
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "barrier",
+    "pbroadcast",
+    "pmax",
+    "pmean",
+    "pmin",
+    "ppermute",
+    "pshuffle",
+    "psum",
+    "psum_scatter",
+    "pswapaxes",
+]

@@ -1,0 +1,137 @@
+"""ppermute, pshuffle: ranks pass their arrays on to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfabric import _compat
+from jaxfabric._groups import Axes, AxisName, Groups, Split, as_axes, communicator_size
+from jaxfabric._primitive import Collective, Value, i64_array
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+def _over_batch(
+    x: Value, over_rest: Callable[..., Value], rest: Axes, split: Split, *, pairs: Pairs
+) -> tuple[Value, int]:
+    # One permutation of the remaining axes for each pair of batch elements that has any traffic.
+    # Within one, no rank sends twice or receives twice, because no source or destination is twice
+    # in `pairs`.
+    rounds: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for source, destination in pairs:
+        (i, sender), (j, receiver) = split.locate(source), split.locate(destination)
+        rounds.setdefault((i, j), []).append((sender, receiver))
+    rows = [jnp.zeros_like(x[0]) for _ in range(split.size)]
+    me = jax.lax.axis_index(rest) if rest else 0
+    for (i, j), local in rounds.items():
+        receives = np.zeros(split.outer * split.inner, np.bool_)
+        receives[[receiver for _, receiver in local]] = True
+        rows[j] = jnp.where(jnp.asarray(receives)[me], over_rest(x[i], pairs=tuple(local)), rows[j])
+    return jnp.stack(rows), 0
+
+
+def _transpose(
+    ct: Value, x: Value, *, axes: Axes, groups: Groups | None, kind: str, pairs: Pairs
+) -> Value:
+    del x
+    back = tuple((destination, source) for source, destination in pairs)
+    return _permute.bind(ct, axes, groups, kind, pairs=back)
+
+
+_permute = Collective(
+    name="ppermute",
+    target="jaxfabric_permute",
+    attributes=lambda pairs: {"pairs": i64_array([rank for pair in pairs for rank in pair])},
+    over_batch=_over_batch,
+    transpose=_transpose,
+)
+
+
+def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:  # noqa: ANN401
+    """Sends arrays from rank to rank along `axis_name`, as `jax.lax.ppermute`.
+
+    Unlike in jax.lax, a tuple of axis names may have any order.
+
+    Args:
+        x: array, or pytree of arrays, of any shape and dtype.
+        axis_name: as in `all_gather`.
+        perm: list of pairs `(source, destination)`, indices along `axis_name`; no index may be a
+            source twice, or a destination twice.
+
+    Returns:
+        Arrays of the shape of `x`: what the rank was sent, or zeros if it was sent nothing.
+
+    Raises:
+        NameError: `axis_name` is not bound here.
+        TypeError: `perm` is not a list or tuple.
+        ValueError: an index is out of range or there twice.
+
+    Example:
+        >>> auto = jax.sharding.AxisType.Auto
+        >>> mesh = jax.make_mesh((4,), ("i",), axis_types=(auto,))
+        >>> f = jax.shard_map(
+        ...     lambda x: jaxfabric.lax.ppermute(x, "i", [(0, 1), (1, 2), (2, 3)]),
+        ...     mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"),
+        ... )
+        >>> jax.jit(f)(jnp.arange(1, 5))
+        Array([0, 1, 2, 3], dtype=int32)
+    """
+    if not isinstance(perm, (list, tuple)):
+        raise TypeError(
+            "`perm` passed to `jaxfabric.lax.ppermute` must be a list or a tuple. Got perm of type "
+            f"{type(perm)}"
+        )
+    axes = as_axes(axis_name)
+
+    def leaf(v: Value) -> Value:
+        pairs = _checked(perm, communicator_size(axes, None))
+        if not pairs:
+            return jnp.zeros_like(_compat.as_varying(jnp.asarray(v), axes))
+        return _permute.bind(v, axes, pairs=pairs)
+
+    return jax.tree.map(leaf, x)
+
+
+def _checked(perm: Sequence[tuple[int, int]], size: int) -> Pairs:
+    pairs = tuple((int(source), int(destination)) for source, destination in perm)
+    if not all(-size <= rank < size for pair in pairs for rank in pair):
+        raise ValueError(f"ppermute sources and destinations must be below {size}, got {perm}.")
+    pairs = tuple((source % size, destination % size) for source, destination in pairs)
+    if any(len(set(ranks)) < len(ranks) for ranks in zip(*pairs, strict=True)):
+        raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
+    return pairs
+
+
+def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:  # noqa: ANN401
+    """Reorders the ranks' arrays along `axis_name`, as `jax.lax.pshuffle`.
+
+    Args:
+        x: array, or pytree of arrays, of any shape and dtype.
+        axis_name: as in `all_gather`.
+        perm: for each index along `axis_name` the index whose array it gets; each exactly once.
+
+    Returns:
+        Arrays of the shape of `x`.
+
+    Raises:
+        NameError: `axis_name` is not bound here.
+        ValueError: `perm` is not a permutation.
+
+    Example:
+        >>> auto = jax.sharding.AxisType.Auto
+        >>> mesh = jax.make_mesh((4,), ("i",), axis_types=(auto,))
+        >>> f = jax.shard_map(
+        ...     lambda x: jaxfabric.lax.pshuffle(x, "i", [3, 0, 1, 2]),
+        ...     mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"),
+        ... )
+        >>> jax.jit(f)(jnp.arange(4))
+        Array([3, 0, 1, 2], dtype=int32)
+    """
+    if set(perm) != set(range(len(perm))):
+        raise ValueError(f"`perm` does not represent a permutation: {perm}")
+    return ppermute(x, axis_name, list(zip(perm, range(len(perm)), strict=True)))
