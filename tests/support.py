@@ -75,12 +75,14 @@ class Job:
                 self._output[number] += data
                 self._changed.notify_all()
 
-    def wait_for(self, text: str, timeout: float = 60, count: int = 1) -> None:
-        """Waits until stdout holds `text` so many times."""
+    def wait_for(self, text: str, timeout: float = 60, count: int = 1, stream: int = 1) -> None:
+        """Waits until stdout (or stream 2, stderr) holds `text` so many times."""
         wanted = text.encode()
         with self._changed:
             seen = self._changed.wait_for(
-                lambda: self._output[1].count(wanted) >= count or self.process.poll() is not None,
+                lambda: (
+                    self._output[stream].count(wanted) >= count or self.process.poll() is not None
+                ),
                 timeout,
             )
             output = b"".join(self._output.values()).decode(errors="replace")

@@ -19,6 +19,9 @@ logger = logging.getLogger("jaxfabric")
 # How long the process that hosts the coordination service stays after a failure: when it goes, JAX
 # aborts the processes that are still connected to it.
 _LINGER_SECONDS = 3.0
+# How long a process that fails because another one has left lets that one end first: the launcher
+# takes the first to end for the cause.
+_LEAVER_SECONDS = 2.0
 # How far apart processes that leave together may end.
 _TOGETHER_SECONDS = 1.0
 
@@ -58,6 +61,7 @@ class Membership:
         num_processes: how many processes the job has.
         coordinator: host:port of the coordination service, or None.
         client: the jax.distributed client, or None in a job of one process.
+        left: the processes that had left of their own accord when this one failed.
     """
 
     origin: str
@@ -66,6 +70,7 @@ class Membership:
     coordinator: str | None = None
     client: Any = None
     members: list[rendezvous.Member] = dataclasses.field(default_factory=list)
+    left: list[int] = dataclasses.field(default_factory=list)
     _service: Any = None
     _departure: _Departure | None = None
 
@@ -122,7 +127,14 @@ class Membership:
                     return
 
     def linger(self) -> None:
-        """Waits for the other processes to end, if the coordination service ends with this one."""
+        """Waits at exit for the processes that must end before this one.
+
+        Those are the ones whose leaving is why this one failed, and all if the coordination service
+        ends with this one.
+        """
+        if self.left and self.origin == LAUNCHER:
+            with identity.Watch(self.members[i].identity for i in self.left) as watch:
+                watch.wait_until_all_gone(_LEAVER_SECONDS)
         if self._service is not None:
             with identity.Watch(self._others()) as watch:
                 watch.wait_until_all_gone(_LINGER_SECONDS)

@@ -49,12 +49,15 @@ std::optional<std::vector<Directory::Member>> Directory::Complete(uint64_t key) 
   const auto found = instances_.find(key);
   if (found == instances_.end()) return std::nullopt;
   std::vector<Member> members;
+  bool one_process = true;
+  bool same_launch = true;
   for (const auto& member : found->second.members) {
-    if (!member || member->first_launch != found->second.members[0]->first_launch) {
-      return std::nullopt;
-    }
+    if (!member) return std::nullopt;
     members.push_back(*member);
+    one_process &= member->process == members[0].process;
+    same_launch &= member->first_launch == members[0].first_launch;
   }
+  if (!same_launch && !one_process) return std::nullopt;
   return members;
 }
 

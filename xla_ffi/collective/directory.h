@@ -36,7 +36,8 @@ class Directory {
   };
 
   void Add(const Announcement& announcement);
-  // All members by position, once all have announced the same first launch.
+  // All members by position, once all have announced the same first launch; ranks of one process
+  // need not agree on that, because they count with one clock.
   std::optional<std::vector<Member>> Complete(uint64_t key) const;
   // The member at a position, if it has announced itself.
   std::optional<Member> Find(uint64_t key, uint32_t position) const;

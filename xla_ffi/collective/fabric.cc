@@ -39,6 +39,12 @@ std::string HostId() {
                 ReadLink("/proc/self/ns/pid"));
 }
 
+uint64_t NextSerial() {
+  // Relaxed: only the numbers matter.
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 size_t LastSeenOffset(size_t index) { return 256 + index * 16; }
 constexpr size_t kMaxLocalRanks = (kWindowHeaderBytes - 256) / 16;
 
@@ -69,7 +75,8 @@ Result<PublishedAddress> ParseAddress(const std::string& address) {
 }  // namespace
 
 Fabric::Fabric(int process, int process_count, std::vector<int64_t> local_ranks, Options options)
-    : process_(process),
+    : serial_(NextSerial()),
+      process_(process),
       local_ranks_(std::move(local_ranks)),
       options_(options),
       host_(HostName()),
@@ -310,15 +317,12 @@ int Fabric::LocalIndex(int64_t rank) const {
   return static_cast<int>(found - local_ranks_.begin());
 }
 
-bool Fabric::alive(int process) const {
-  return !peers_[static_cast<size_t>(process)].gone.load(std::memory_order_relaxed);
-}
-
 std::string Fabric::DescribeRank(int64_t rank) const {
   const auto found = process_of_.find(rank);
   if (found == process_of_.end()) return StrCat("rank ", rank, " (of no known process)");
   const Peer& peer = peers_[static_cast<size_t>(found->second)];
-  return StrCat("rank ", rank, " (pid ", peer.pid, " on ", peer.host, ")");
+  return StrCat("rank ", rank, " (process ", found->second, ", pid ", peer.pid, " on ", peer.host,
+                ")");
 }
 
 void Fabric::Register(Participant& participant) {

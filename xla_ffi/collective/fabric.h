@@ -55,11 +55,17 @@ class Fabric {
 
   // The failure that poisoned the communicators; OK while healthy.
   Status failure() const;
+  // Processes that said goodbye: they leave, or start anew, of their own accord.
+  std::vector<int> Left() const;
   std::map<std::string, uint64_t> Counters() const;
 
   // --- for call sites
   // -----------------------------------------------------------------------------
   int process() const { return process_; }
+  // Sequentially consistent: see Participant::Begin.
+  bool shut_down() const { return shut_down_.load(std::memory_order_seq_cst); }
+  // Grows with every fabric of this process.
+  uint64_t serial() const { return serial_; }
   const std::vector<int64_t>& local_ranks() const { return local_ranks_; }
   // Index in local_ranks() or -1.
   int LocalIndex(int64_t rank) const;
@@ -73,7 +79,6 @@ class Fabric {
   std::byte* window() const { return window_.data(); }
   Topology topology(bool one_process) const { return {one_process, process_reads_}; }
   const Directory& directory() const { return directory_; }
-  bool alive(int process) const;
   std::string DescribeRank(int64_t rank) const;
   Status HeaderMismatch(const Participant& participant, int peer) const;
   // An execution has failed for a reason of its own: its peers cannot finish theirs.
@@ -154,6 +159,7 @@ class Fabric {
         std::chrono::duration<double>(options_.mismatch_after / 2 + 0.01));
   }
 
+  const uint64_t serial_;
   const int process_;
   const std::vector<int64_t> local_ranks_;
   const Options options_;

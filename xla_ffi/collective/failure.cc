@@ -156,14 +156,25 @@ void Fabric::OnStuck(WireReader& message) {
   }
 }
 
+std::vector<int> Fabric::Left() const {
+  std::vector<int> left;
+  for (size_t process = 0; process < peers_.size(); ++process) {
+    if (peers_[process].left.load(std::memory_order_relaxed)) {
+      left.push_back(static_cast<int>(process));
+    }
+  }
+  return left;
+}
+
 void Fabric::OnGone(int process) {
   Peer& peer = peers_[static_cast<size_t>(process)];
   peer.gone.store(true, std::memory_order_relaxed);
   if (!peer.left.load(std::memory_order_relaxed)) {
     std::string ranks;
     for (int64_t rank : peer.ranks) ranks += StrCat(ranks.empty() ? "" : ", ", rank);
-    const Status died(Code::kUnavailable, StrCat(peer.ranks.size() == 1 ? "rank " : "ranks ", ranks,
-                                                 " (pid ", peer.pid, " on ", peer.host, ") died"));
+    const Status died(Code::kUnavailable,
+                      StrCat(peer.ranks.size() == 1 ? "rank " : "ranks ", ranks, " (process ",
+                             process, ", pid ", peer.pid, " on ", peer.host, ") died"));
     Poison(died, true);
   }
   Ring(peers_[static_cast<size_t>(process_)].header);

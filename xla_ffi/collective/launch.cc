@@ -16,8 +16,12 @@ int32_t Distance(int64_t run_id, int32_t base) {
 
 }  // namespace
 
-std::optional<int32_t> LaunchClock::Launch(int64_t run_id) {
+std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t fabric_serial) {
   std::lock_guard lock(mutex_);
+  // An execution of a fabric that is being shut down: it ends with that.
+  if (fabric_serial < fabric_serial_) return std::nullopt;
+  if (fabric_serial > fabric_serial_) bases_.clear();
+  fabric_serial_ = fabric_serial;
   const auto now = Clock::now();
   for (Base& base : bases_) {
     const int32_t distance = Distance(run_id, base.smallest);

@@ -26,7 +26,10 @@ class LaunchClock {
   // The launch number of a run id, or nothing while the base is not settled (then ask again; the
   // first call for a run id has counted it). Negative for a launch that came after a later one had
   // settled the base.
-  std::optional<int32_t> Launch(int64_t run_id);
+  //
+  // Every fabric counts from the start: after a failure ranks may have launched a program a
+  // different number of times, and they begin anew together.
+  std::optional<int32_t> Launch(int64_t run_id, uint64_t fabric_serial);
 
  private:
   // Executables compiled by several threads at once may share a clock; their run ids are far apart.
@@ -36,6 +39,7 @@ class LaunchClock {
     bool settled;
   };
   std::mutex mutex_;
+  uint64_t fabric_serial_ = 0;
   std::vector<Base> bases_;
 };
 

@@ -29,12 +29,16 @@ enum class Placement : uint32_t {
   kDirect = 3,  // in the owner's own buffers
 };
 
-// Names one execution of an instance: launch and occurrence, both counted from 1, so that 0 is
+// Names one execution of an instance. Launches count from far above zero, because a few may turn
+// out to be older than the one that was taken for the first; occurrences count from 1. So 0 is
 // "nothing yet".
+inline constexpr uint32_t kFirstLaunch = 1u << 30;
 inline uint64_t MakeTag(uint32_t launch, uint32_t occurrence) {
-  return (uint64_t{launch} + 1) << 32 | (uint64_t{occurrence} + 1);
+  return uint64_t{launch + kFirstLaunch} << 32 | (uint64_t{occurrence} + 1);
 }
-inline uint32_t TagLaunch(uint64_t tag) { return static_cast<uint32_t>(tag >> 32) - 1; }
+inline int32_t TagLaunch(uint64_t tag) {
+  return static_cast<int32_t>(static_cast<uint32_t>(tag >> 32) - kFirstLaunch);
+}
 inline uint32_t TagOccurrence(uint64_t tag) { return static_cast<uint32_t>(tag) - 1; }
 
 struct alignas(64) PublishLine {

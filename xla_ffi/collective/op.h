@@ -78,6 +78,7 @@ class Op {
   bool FindSources();
   // algorithm/pull.cc
   bool PullFrom(int source);
+  bool Revoked(int peer);
   void ReduceDirect();
   Status ReadPeer(int peer, uint64_t address, void* destination, size_t bytes);
 

@@ -61,8 +61,8 @@ void Participant::Leave() {
 }
 
 Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
-  // Sequentially consistent with the fabric's shutdown, which poisons the communicators and then
-  // waits for active_ to become zero: either it sees this execution, or this one sees the poison.
+  // Sequentially consistent with the fabric's shutdown, which sets its flag and then waits for
+  // active_ to become zero: either it sees this execution, or this one sees the flag below.
   active_.fetch_add(1, std::memory_order_seq_cst);
   Enter();
   Occurrence* occurrence = &occurrences_[next_occurrence_];
@@ -87,6 +87,9 @@ Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
   idle_ops_.pop_back();
   Leave();
   op->Reset(buffers, run_id, count);
+  if (fabric_.shut_down()) {
+    op->Fail(WithCaller(Status(Code::kCancelled, "jaxfabric was shut down")));
+  }
   return op;
 }
 
@@ -149,7 +152,7 @@ std::string Participant::DescribePeer(int position) const {
 bool Participant::Prepare(Op& op) {
   Enter();
   if (!launch_known_) {
-    const auto launch = instance_.clock->Launch(op.run_id());
+    const auto launch = instance_.clock->Launch(op.run_id(), fabric_.serial());
     if (!launch) {
       Leave();
       return false;
@@ -167,11 +170,14 @@ bool Participant::Prepare(Op& op) {
     ready_.store(true, std::memory_order_release);
   }
   Leave();
-  if (launch < 0) {
-    op.Fail(Status(Code::kFailedPrecondition,
-                   StrCat(spec_.label,
-                          ": a launch entered long after a later one of its program; launch "
-                          "one program from one thread at first")));
+  // Inside one process all ranks count with one clock, whatever it took for the first launch.
+  if (launch < 0 && !communicator_->one_process()) {
+    const Status late(Code::kFailedPrecondition,
+                      StrCat(DescribeCall(), " on ", fabric_.DescribeRank(rank_),
+                             ": a launch entered long after a later one of its program; launch "
+                             "one program from one thread at first"));
+    fabric_.ReportFailure(late);
+    op.Fail(late);
     return true;
   }
   op.tag_ = MakeTag(static_cast<uint32_t>(launch), op.occurrence_);

@@ -21,8 +21,9 @@ bool Fabric::TryHandOff(Op* op) {
     std::lock_guard lock(queue_mutex_);
     if (progress_ended_) return false;
     queue_.push_back(op);
+    // Inside: once the progress thread has the op it may finish it, and a shutdown unmaps the bell.
+    Ring(peers_[static_cast<size_t>(process_)].header);
   }
-  Ring(peers_[static_cast<size_t>(process_)].header);
   return true;
 }
 

@@ -107,8 +107,12 @@ Result<std::vector<Mesh::Greeting>> Mesh::Connect(const std::vector<std::string>
 Result<SocketMessage> Mesh::Receive(int process, Deadline deadline) {
   const int socket = peers_[static_cast<size_t>(process)].socket.get();
   while (true) {
-    JF_ASSIGN_OR_RETURN(std::optional<SocketMessage> message, TryReceiveMessage(socket));
-    if (message) return std::move(*message);
+    auto received = TryReceiveMessage(socket);
+    if (!received.ok()) {
+      return received.status().WithContext(
+          StrCat("process ", process, " went away while process ", self_, " connected"));
+    }
+    if (auto& message = received.value()) return std::move(*message);
     if (deadline.expired()) {
       return Status(Code::kDeadlineExceeded,
                     StrCat("process ", process, " did not answer process ", self_));
@@ -194,6 +198,8 @@ void Mesh::Stop() {
     peer.socket.Reset();
   }
   listener_.Reset();
+  epoll_.Reset();
+  wake_.Reset();
 }
 
 }  // namespace jaxfabric

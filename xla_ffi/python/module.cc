@@ -125,6 +125,7 @@ class PyFabric {
     if (failure.ok()) return std::nullopt;
     return std::string(failure.message());
   }
+  std::vector<int> Left() const { return fabric_->Left(); }
   std::map<std::string, uint64_t> Counters() const { return fabric_->Counters(); }
 
  private:
@@ -181,6 +182,7 @@ NB_MODULE(_ext, module) {
       .def("connect", &PyFabric::Connect, nb::arg("addresses"))
       .def("shutdown", &PyFabric::Shutdown)
       .def("failure", &PyFabric::Failure)
+      .def("left", &PyFabric::Left, "Processes that have disconnected of their own accord.")
       .def("counters", &PyFabric::Counters);
 }
 

@@ -24,15 +24,19 @@ Status Op::ReadPeer(int peer, uint64_t address, void* destination, size_t bytes)
       status = status.WithContext(StrCat("reading from ", participant_.DescribePeer(peer)));
     }
   }
-  // Data read while the owner revoked it may be anything.
-  const Slot& slot = *found_[static_cast<size_t>(peer)];
-  if (slot.consume.revoked.load(std::memory_order_seq_cst) != 0) {
-    return Status(Code::kAborted, StrCat(participant_.DescribePeer(peer), " gave up"));
-  }
   return status;
 }
 
-// Copies the own share of one source's buffer; false when it failed the op.
+// The owner has given up: what was read from it may be anything. It tells everybody why, or its
+// process has died or left, so this op is failed by the progress thread, which knows the cause.
+bool Op::Revoked(int peer) {
+  const Slot& slot = *found_[static_cast<size_t>(peer)];
+  if (slot.consume.revoked.load(std::memory_order_seq_cst) == 0) return false;
+  waiting_for_ = peer;
+  return true;
+}
+
+// Copies the own share of one source's buffer; false when it could not.
 bool Op::PullFrom(int source) {
   const Plan& plan = participant_.plan();
   const uint64_t input = found_[static_cast<size_t>(source)]->publish.direct.input;
@@ -44,7 +48,13 @@ bool Op::PullFrom(int source) {
     to += static_cast<size_t>(source) * plan.stream;
   }
   Status status = ReadPeer(source, from, to, plan.stream);
+  if (Revoked(source)) return false;
   if (status.ok()) return true;
+  if (status.code() == Code::kUnavailable) {
+    // No such process: the control plane is about to say so, with the name.
+    waiting_for_ = source;
+    return false;
+  }
   participant_.fabric().ReportFailure(status);
   Fail(participant_.WithCaller(status));
   return false;
@@ -101,25 +111,17 @@ bool Op::StepPull() {
     // Release: the last access to the peers' buffers comes before it.
     mine_->consume.reading.store(0, std::memory_order_release);
   };
-  const auto revoked = [&](int source) {
-    if (found_[static_cast<size_t>(source)]->consume.revoked.load(std::memory_order_seq_cst) == 0) {
-      return false;
-    }
-    Fail(Status(Code::kAborted, StrCat(participant_.DescribePeer(source), " gave up")));
-    return true;
-  };
 
   if (plan.reduces) {
     if (!FindSources()) return stage_ != Stage::kTransfer;
+    bool ok = true;
     guarded([&] {
-      for (int source : plan.sources) {
-        if (revoked(source)) return;
-      }
+      for (int source : plan.sources) ok &= !Revoked(source);
+      if (!ok) return;
       ReduceDirect();
-      for (int source : plan.sources) {
-        if (revoked(source)) return;
-      }
+      for (int source : plan.sources) ok &= !Revoked(source);
     });
+    if (!ok) return false;
     moved = true;
   } else {
     if (consumed_ == 0) {
@@ -145,8 +147,9 @@ bool Op::StepPull() {
         continue;
       }
       bool ok = false;
-      guarded([&] { ok = !revoked(source) && PullFrom(source); });
-      if (!ok) return true;
+      guarded([&] { ok = !Revoked(source) && PullFrom(source); });
+      if (stage_ != Stage::kTransfer) return true;
+      if (!ok) return moved;
       pulled_[static_cast<size_t>(source)] = 1;
       ++pulled_count_;
       moved = true;

@@ -1,0 +1,226 @@
+"""A rank that does not come: stuck, gone or stopped."""
+
+import os
+import signal
+import sys
+
+import faults
+import pytest
+import support
+
+pytestmark = pytest.mark.timeout(60)
+
+# Rank 1 is elsewhere until rank 0 has failed; then both start anew, and go on together with the
+# programs they have.
+NEVER = """
+    import os, sys
+    import jax, jaxfabric, worker
+
+    jaxfabric.initialize()
+    gate = sys.argv[1]
+    first = jax.process_index() == 0
+    x = worker.blocks(64)
+
+    @worker.spmd
+    def step(x):
+        return jaxfabric.lax.psum(x, "x")  # psum
+
+    @worker.spmd
+    def after(x):
+        return jaxfabric.lax.all_gather(x, "x", tiled=True)  # all_gather
+
+    for _ in range(3):
+        step(x).block_until_ready()
+    if not first:
+        worker.say("elsewhere")
+        open(gate).read()  # Until the other one writes.
+        with worker.failure():
+            after(x).block_until_ready()
+    else:
+        worker.say("waits")
+        with worker.failure():
+            step(x).block_until_ready()
+        # The first failure stays.
+        with worker.failure():
+            after(x).block_until_ready()
+        open(gate, "w").write("go on")
+    jaxfabric.shutdown()
+    jaxfabric.shutdown()
+    jaxfabric.initialize()
+    assert jaxfabric.status().failure is None
+    for _ in range(2):
+        assert all((block == 3).all() for block in worker.local(step(x)))
+        assert all((block[64:] == 2).all() for block in worker.local(after(x)))
+    worker.say("done")
+"""
+
+
+def test_error_after_the_deadline_says_where_the_rank_was_last_seen(tmp_path):
+    path = faults.script(tmp_path, NEVER)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    result = faults.launch(path, 2, gate, deadline=2).finish(40)
+    assert result.returncode == 0, result.explain()
+    assert not result.leftovers
+    waits = faults.only(result.stdout, 0, "waits")
+    late = faults.only(result.stdout, 1, "elsewhere")
+    raised, again = faults.events(result.stdout, 0, "raised")
+    seconds = raised["time"] - waits["time"]
+    faults.measured("never arrives, deadline 2", raised=seconds)
+    assert 2 <= seconds < 3, result.explain()
+    call = f"psum float32[64] at {faults.line(path, 'psum')}"
+    for part in (
+        "DEADLINE_EXCEEDED: rank 0 waited 2",
+        f"s in {call} for {faults.name_of(late)}, last seen in {call}, launch 2",
+    ):
+        assert part in raised["text"], result.explain()
+    assert again["time"] - raised["time"] < 1
+    assert raised["text"].partition(": ")[2] in again["text"]
+    # The late one learns the same when it comes.
+    assert raised["text"].partition(": ")[2] in faults.only(result.stdout, 1, "raised")["text"]
+    for rank in range(2):
+        faults.only(result.stdout, rank, "done")
+
+
+LEAVES = """
+    import sys
+    import jax, jaxfabric, worker
+
+    how = sys.argv[1]
+    if len(sys.argv) > 2:
+        jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[3]))
+    jaxfabric.initialize()
+
+    @worker.spmd
+    def step(x):
+        return jaxfabric.lax.psum(x, "x")  # psum
+
+    x = worker.blocks(1 << 16)
+    for _ in range(3):
+        step(x).block_until_ready()
+    if jax.process_index() == 1:
+        worker.say("leaving")
+        if how == "raise":
+            raise ValueError("unrelated")
+        sys.exit(0 if how == "return" else 3)
+    try:
+        step(x).block_until_ready()
+    except Exception as error:
+        worker.say("raised", text=str(error))
+        raise
+"""
+
+
+def check_left(result, path, leaving, raised):
+    seconds = raised["time"] - leaving["time"]
+    assert f"{faults.name_of(leaving)} has left" in raised["text"], result.explain()
+    call = f"psum float32[{1 << 16}] at {faults.line(path, 'psum')}"
+    assert f"rank 0 waits for it in {call}" in raised["text"], result.explain()
+    assert seconds < 2, result.explain()
+    return seconds
+
+
+@pytest.mark.parametrize(("how", "code"), [("return", 1), ("exit", 3), ("raise", 1)])
+def test_a_rank_that_leaves_while_another_waits(tmp_path, how, code):
+    path = faults.script(tmp_path, LEAVES)
+    result = faults.launch(path, 2, how).finish(40)
+    assert result.returncode == code, result.explain()
+    assert not result.leftovers
+    leaving = faults.only(result.stdout, 1, "leaving")
+    raised = faults.only(result.stdout, 0, "raised")
+    seconds = check_left(result, path, leaving, raised)
+    summary = faults.summary(result)
+    assert summary["first_failure"] == (0 if how == "return" else 1)
+    assert not any(one["ended_by_launcher"] for one in summary["ranks"])
+    if how == "raise":
+        assert "ValueError: unrelated" in result.stderr.partition("Its last lines:")[2]
+    ends = [one["seconds"] for one in summary["ranks"]]
+    faults.measured(f"leaves by {how}", raised=seconds, exited=ends[0] - ends[1])
+    assert ends[0] - ends[1] < 5
+
+
+def test_a_rank_that_fails_without_the_launcher(tmp_path):
+    path = faults.script(tmp_path, LEAVES)
+    with support.socket_on_free_port() as (reservation, port):
+        reservation.close()
+    jobs = [
+        support.Job([sys.executable, "-P", str(path), "raise", str(port), str(rank)], faults.ENV)
+        for rank in range(2)
+    ]
+    results = [job.finish(40) for job in jobs]
+    for result in results:
+        assert result.returncode == 1, result.explain()
+        assert not result.leftovers
+    leaving = faults.only(results[1].stdout, None, "leaving")
+    raised = faults.only(results[0].stdout, None, "raised")
+    seconds = check_left(results[0], path, leaving, raised)
+    faults.measured("leaves by raise, without the launcher", raised=seconds)
+
+
+STOPPED = """
+    import sys
+    import jax, jaxfabric, worker
+
+    jaxfabric.initialize()
+    rounds, op = int(sys.argv[1]), sys.argv[2]
+    # One row of 1 MiB for each device: large enough to be read from the other process's buffers.
+    x = worker.blocks(2, 1 << 18)
+
+    @worker.spmd
+    def step(x):
+        if op == "psum":
+            return jaxfabric.lax.psum(x, "x") / 3 * (1 + jax.lax.axis_index("x"))
+        y = jaxfabric.lax.all_to_all(x, "x", 0, 0, tiled=True)  # all_to_all
+        return jaxfabric.lax.all_to_all(y, "x", 0, 0, tiled=True)
+
+    try:
+        y = x
+        for i in range(rounds):
+            y = step(y).block_until_ready()
+            if i == 3:
+                worker.say("looping")
+    except Exception as error:
+        worker.say("raised", text=str(error))
+        raise
+    for got, want in zip(worker.local(y), worker.local(x), strict=True):
+        assert (got == want).all()
+    worker.say("done")
+"""
+
+
+@pytest.mark.parametrize("op", ["psum", "all_to_all"])
+def test_a_stop_shorter_than_the_deadline_changes_nothing(tmp_path, op):
+    path = faults.script(tmp_path, STOPPED)
+    job = faults.launch(path, 2, 300, op, deadline=30, warn_after=0.3, mismatch_after=0.1)
+    job.wait_for('"looping"', count=2)
+    stopped = faults.only(job.output(), 1, "looping")
+    faults.kill(stopped["pid"], signal.SIGSTOP)
+    job.wait_for("rank 0 has waited 0.3", stream=2)
+    job.wait_for(f"for {faults.name_of(stopped)}", stream=2)
+    faults.kill(stopped["pid"], signal.SIGCONT)
+    result = job.finish(40)
+    assert result.returncode == 0, result.explain()
+    for rank in range(2):
+        faults.only(result.stdout, rank, "done")
+
+
+def test_a_rank_stopped_for_good_in_the_middle_of_reading(tmp_path):
+    path = faults.script(tmp_path, STOPPED)
+    job = faults.launch(path, 2, 1 << 20, "all_to_all", deadline=1)
+    job.wait_for('"looping"', count=2)
+    stopped = faults.only(job.output(), 1, "looping")
+    since = faults.kill(stopped["pid"], signal.SIGSTOP)
+    job.wait_for("rank 0 (pid", stream=2)  # The launcher: rank 0 has ended.
+    job.wait_for("exited with status 1", stream=2)
+    faults.kill(stopped["pid"], signal.SIGCONT)
+    result = job.finish(40)
+    assert result.returncode == 1, result.explain()
+    assert not result.leftovers
+    raised = faults.only(result.stdout, 0, "raised")
+    faults.measured("stopped for good, deadline 1", raised=raised["time"] - since)
+    assert raised["time"] - since < 2, result.explain()
+    assert "DEADLINE_EXCEEDED" in raised["text"]
+    assert faults.name_of(stopped) in raised["text"], result.explain()
+    # Once it goes on it ends with the same error, or with what it saw itself: a rank that is gone.
+    assert faults.only(result.stdout, 1, "raised")
+    assert faults.summary(result)["ranks"][1]["exit_code"] == 1, result.explain()
