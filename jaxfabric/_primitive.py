@@ -18,13 +18,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
-from jax._src import core, dispatch
+from jax._src import core, dispatch  # jax.extend has these too, and imports Pallas.
+from jax._src.interpreters.mlir import lower_with_sharding_in_types
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
-from jax.extend.mlir import lower_with_sharding_in_types
 from jax.interpreters import ad, batching, mlir
 
 from jaxfabric import _compat
@@ -49,7 +48,7 @@ NATIVE_DTYPES = frozenset(
 )
 
 
-class BarrierEffect(jax.extend.core.Effect):
+class BarrierEffect(core.Effect):
     """Keeps a barrier that nothing depends on; it has no order with respect to anything."""
 
     def __str__(self) -> str:
@@ -98,7 +97,7 @@ class Collective:
     primitive: Any = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        primitive = jax.extend.core.Primitive(f"jaxfabric_{self.name}")
+        primitive = core.Primitive(f"jaxfabric_{self.name}")
         object.__setattr__(self, "primitive", primitive)
         primitive.def_impl(partial(dispatch.apply_primitive, primitive))
         primitive.def_effectful_abstract_eval(self._type)
