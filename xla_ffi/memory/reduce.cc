@@ -12,8 +12,10 @@
 namespace jaxfabric {
 namespace {
 
-// A streamed reduction goes through a block of this size, which stays in the first-level cache.
-constexpr size_t kStreamBlockBytes = 8192;
+// A streamed reduction goes through blocks of this size in the first-level cache. Small, so that
+// the loads of one block overlap the stores of another in the store buffers: 64 MiB of float32 from
+// two sources run at 33 GB/s with 1 KiB, 20 with 4 KiB and 21 with ordinary stores.
+constexpr size_t kStreamBlockBytes = 1024;
 
 // The kernel for a type, and how many of its elements make one element of the type.
 struct Kernel {
@@ -23,7 +25,6 @@ struct Kernel {
 };
 
 Kernel KernelOf(DType dtype) {
-  static const ReduceFunction float16 = Float16Reduction();
   switch (dtype) {
     case DType::kFloat32:
       return {FloatReduction(DType::kFloat32), 1, 4};
@@ -34,7 +35,6 @@ Kernel KernelOf(DType dtype) {
     case DType::kComplex128:
       return {FloatReduction(DType::kFloat64), 2, 8};
     case DType::kFloat16:
-      return {float16, 1, 2};
     case DType::kBfloat16:
     case DType::kFloat8E5M2:
     case DType::kFloat8E4M3FN:

@@ -1,6 +1,6 @@
 // The one loop behind every reduction, and the functions that instantiate it.
 //
-// A kernel takes at most kFused sources in one pass. More sources go block by block through an
+// A kernel takes a few sources in one pass. More sources go block by block through an
 // accumulator that stays in the first-level cache, so the destination is written once whatever the
 // number of sources. The order of operations of an element is that of the sources in both cases.
 #pragma once
@@ -17,23 +17,26 @@
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(JAXFABRIC_NO_TARGET_CLONES)
 #define JF_TARGET_CLONES \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+// For loops that AVX-512 has its own version of.
+#define JF_TARGET_CLONES_TO_AVX2 __attribute__((target_clones("arch=x86-64-v3", "default")))
 #else
 #define JF_TARGET_CLONES
+#define JF_TARGET_CLONES_TO_AVX2
 #endif
 
 namespace jaxfabric {
 
 // `destination` and `sources` are the starts of the buffers; elements [begin, begin + count) are
-// read, and written to destination[0, count).
+// read, and written to destination[0, count). At least 2 sources.
 using ReduceFunction = void (*)(ReduceOp op, void* destination, const void* const* sources,
                                 size_t source_count, size_t begin, size_t count);
 
 ReduceFunction IntegerReduction(DType dtype);
-ReduceFunction FloatReduction(DType dtype);   // float32 and float64, also as halves of complex
-ReduceFunction NarrowReduction(DType dtype);  // bfloat16 and float8
-ReduceFunction Float16Reduction();            // the fastest for this CPU
-void ReduceFloat16Portable(ReduceOp op, void* destination, const void* const* sources,
-                           size_t source_count, size_t begin, size_t count);
+ReduceFunction FloatReduction(DType dtype);  // float32 and float64, also as halves of complex
+// float16, bfloat16 and the float8 types: the fastest for this CPU, and the one that needs nothing
+// of it. Both give the same bits, NaN payloads aside.
+ReduceFunction NarrowReduction(DType dtype);
+ReduceFunction PortableNarrowReduction(DType dtype);
 
 namespace internal {
 
@@ -80,7 +83,11 @@ struct __attribute__((packed, may_alias)) Unaligned {
   T value;
 };
 
-inline constexpr size_t kFused = 4;
+// Sources per pass: fewer where converting an element costs more than going through the
+// accumulator, which keeps the code small.
+template <class Codec>
+inline constexpr size_t kFused =
+    std::is_same_v<typename Codec::Storage, typename Codec::Accumulator> ? 4 : 2;
 inline constexpr size_t kBlockElements = 1024;
 
 // out = [accumulator op] sources[0] op ... sources[kSources - 1]; out is the accumulator itself
@@ -89,14 +96,13 @@ template <class Codec, class Op, bool kFirst, bool kLast, size_t kSources>
 JF_ALWAYS_INLINE void Pass(void* destination, typename Codec::Accumulator* __restrict accumulator,
                            const void* const* sources, size_t begin, size_t count) {
   using Element = Unaligned<typename Codec::Storage>;
-  const Element* source[kFused];
-  for (size_t k = 0; k < kFused; ++k) {
-    source[k] = static_cast<const Element*>(sources[k < kSources ? k : 0]) + begin;
-  }
-  const Element* s0 = source[0];
-  const Element* s1 = source[1];
-  const Element* s2 = source[2];
-  const Element* s3 = source[3];
+  const auto source = [sources, begin](size_t k) {
+    return static_cast<const Element*>(sources[k < kSources ? k : 0]) + begin;
+  };
+  const Element* s0 = source(0);
+  const Element* s1 = source(1);
+  const Element* s2 = source(2);
+  const Element* s3 = source(3);
   auto* out = static_cast<Element*>(destination);
   // A destination that is one of the sources is read and written at the same index only.
 #pragma GCC ivdep
@@ -114,38 +120,37 @@ JF_ALWAYS_INLINE void Pass(void* destination, typename Codec::Accumulator* __res
   }
 }
 
-template <class Codec, class Op, bool kFirst>
+// The pass for `source_count` sources, at least kSources and at most kFused.
+template <class Codec, class Op, bool kFirst, size_t kSources>
 JF_ALWAYS_INLINE void LastPass(void* destination, typename Codec::Accumulator* accumulator,
                                const void* const* sources, size_t source_count, size_t begin,
                                size_t count) {
-  switch (source_count) {
-    case 1:
-      return Pass<Codec, Op, kFirst, true, 1>(destination, accumulator, sources, begin, count);
-    case 2:
-      return Pass<Codec, Op, kFirst, true, 2>(destination, accumulator, sources, begin, count);
-    case 3:
-      return Pass<Codec, Op, kFirst, true, 3>(destination, accumulator, sources, begin, count);
-    default:
-      return Pass<Codec, Op, kFirst, true, 4>(destination, accumulator, sources, begin, count);
+  if constexpr (kSources < kFused<Codec>) {
+    if (source_count > kSources) {
+      return LastPass<Codec, Op, kFirst, kSources + 1>(destination, accumulator, sources,
+                                                       source_count, begin, count);
+    }
   }
+  Pass<Codec, Op, kFirst, true, kSources>(destination, accumulator, sources, begin, count);
 }
 
 template <class Codec, class Op>
 JF_ALWAYS_INLINE void ReduceWith(void* destination, const void* const* sources, size_t source_count,
                                  size_t begin, size_t count) {
-  if (source_count <= kFused) {
-    return LastPass<Codec, Op, true>(destination, nullptr, sources, source_count, begin, count);
+  constexpr size_t kMost = kFused<Codec>;
+  if (source_count <= kMost) {
+    return LastPass<Codec, Op, true, 2>(destination, nullptr, sources, source_count, begin, count);
   }
   alignas(64) typename Codec::Accumulator accumulator[kBlockElements];
   for (size_t done = 0; done < count; done += kBlockElements) {
     const size_t block = std::min(kBlockElements, count - done);
     const size_t at = begin + done;
-    Pass<Codec, Op, true, false, kFused>(nullptr, accumulator, sources, at, block);
-    size_t used = kFused;
-    for (; source_count - used > kFused; used += kFused) {
-      Pass<Codec, Op, false, false, kFused>(nullptr, accumulator, sources + used, at, block);
+    Pass<Codec, Op, true, false, kMost>(nullptr, accumulator, sources, at, block);
+    size_t used = kMost;
+    for (; source_count - used > kMost; used += kMost) {
+      Pass<Codec, Op, false, false, kMost>(nullptr, accumulator, sources + used, at, block);
     }
-    LastPass<Codec, Op, false>(
+    LastPass<Codec, Op, false, 1>(
         static_cast<std::byte*>(destination) + done * sizeof(typename Codec::Storage), accumulator,
         sources + used, source_count - used, at, block);
   }
@@ -161,39 +166,6 @@ JF_ALWAYS_INLINE void ReduceAny(ReduceOp op, void* destination, const void* cons
       return ReduceWith<Codec, MaxOp>(destination, sources, source_count, begin, count);
     case ReduceOp::kMin:
       return ReduceWith<Codec, MinOp>(destination, sources, source_count, begin, count);
-  }
-}
-
-// The same result as ReduceAny in more passes over a block in the first-level cache. For codecs
-// whose conversions are long: one loop per conversion instead of one per fused combination compiles
-// in a sixth of the time and memory.
-template <class Codec>
-JF_ALWAYS_INLINE void ReduceStepwise(ReduceOp op, void* destination, const void* const* sources,
-                                     size_t source_count, size_t begin, size_t count) {
-  using Element = Unaligned<typename Codec::Storage>;
-  alignas(64) typename Codec::Accumulator accumulator[kBlockElements];
-  alignas(64) typename Codec::Accumulator next[kBlockElements];
-  for (size_t done = 0; done < count; done += kBlockElements) {
-    const size_t block = std::min(kBlockElements, count - done);
-    for (size_t k = 0; k < source_count; ++k) {
-      const Element* source = static_cast<const Element*>(sources[k]) + begin + done;
-      auto* decoded = k == 0 ? accumulator : next;
-      for (size_t i = 0; i < block; ++i) decoded[i] = Codec::Load(source[i].value);
-      if (k == 0) continue;
-      switch (op) {
-        case ReduceOp::kSum:
-          for (size_t i = 0; i < block; ++i) accumulator[i] = SumOp::Apply(accumulator[i], next[i]);
-          break;
-        case ReduceOp::kMax:
-          for (size_t i = 0; i < block; ++i) accumulator[i] = MaxOp::Apply(accumulator[i], next[i]);
-          break;
-        case ReduceOp::kMin:
-          for (size_t i = 0; i < block; ++i) accumulator[i] = MinOp::Apply(accumulator[i], next[i]);
-          break;
-      }
-    }
-    Element* out = static_cast<Element*>(destination) + done;
-    for (size_t i = 0; i < block; ++i) out[i].value = Codec::Store(accumulator[i]);
   }
 }
 

@@ -251,24 +251,32 @@ TEST(Reduce, DoesNotDependOnTheThreadsFloatMode) {
 }
 #endif
 
-TEST(Reduce, Float16DoesNotDependOnTheCpu) {
-  constexpr size_t kCount = 1 << 16;
-  std::vector<std::vector<uint16_t>> sources(3, std::vector<uint16_t>(kCount));
+// The instructions of this CPU against the loops that need none of them.
+TEST(Reduce, NarrowTypesDoNotDependOnTheCpu) {
+  constexpr size_t kCount = (1 << 16) + 77;
   std::mt19937_64 random(7);
-  for (size_t i = 0; i < kCount; ++i) {
-    sources[0][i] = static_cast<uint16_t>(i);  // every code
-    sources[1][i] = static_cast<uint16_t>(random());
-    sources[2][i] = static_cast<uint16_t>(random() & 0x83ff);  // subnormals
-  }
-  const void* pointers[] = {sources[0].data(), sources[1].data(), sources[2].data()};
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
-    std::vector<uint16_t> fast(kCount);
-    std::vector<uint16_t> portable(kCount);
-    Float16Reduction()(op, fast.data(), pointers, 3, 0, kCount);
-    ReduceFloat16Portable(op, portable.data(), pointers, 3, 0, kCount);
-    for (size_t i = 0; i < kCount; ++i) {
-      const bool both_nan = (fast[i] & 0x7fff) > 0x7c00 && (portable[i] & 0x7fff) > 0x7c00;
-      ASSERT_TRUE(both_nan || fast[i] == portable[i]) << ReduceOpName(op) << " of code " << i;
+  for (DType dtype :
+       {DType::kFloat16, DType::kBfloat16, DType::kFloat8E5M2, DType::kFloat8E4M3FN}) {
+    const size_t size = DTypeSize(dtype);
+    std::vector<std::vector<std::byte>> sources(5, std::vector<std::byte>(kCount * size));
+    for (auto& source : sources) Fill(random, dtype, source.data(), kCount);
+    for (size_t i = 0; i < kCount; ++i) std::memcpy(sources[0].data() + i * size, &i, size);
+    const void* pointers[] = {sources[0].data(), sources[1].data(), sources[2].data(),
+                              sources[3].data(), sources[4].data()};
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+      for (size_t source_count : {2, 3, 5}) {
+        std::vector<std::byte> fast(kCount * size);
+        std::vector<std::byte> portable(kCount * size);
+        NarrowReduction(dtype)(op, fast.data(), pointers, source_count, 0, kCount);
+        PortableNarrowReduction(dtype)(op, portable.data(), pointers, source_count, 0, kCount);
+        for (size_t at = 0; at < fast.size(); at += size) {
+          const bool both_nan =
+              HasNan(dtype, fast.data() + at) && HasNan(dtype, portable.data() + at);
+          ASSERT_TRUE(both_nan || std::memcmp(fast.data() + at, portable.data() + at, size) == 0)
+              << DTypeName(dtype) << " " << ReduceOpName(op) << " of " << source_count
+              << ", element " << at / size;
+        }
+      }
     }
   }
 }
