@@ -90,6 +90,10 @@ def test_the_commands_of_the_readme_exist():
     assert "--devices-per-process" in help_text
 
 
-def test_the_links_of_the_readme():
-    for target in re.findall(r"\]\((?!http)([^)#]+)", README):
-        assert (support.ROOT / target).exists(), target
+PAGES = [support.ROOT / "README.md", *sorted((support.ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target

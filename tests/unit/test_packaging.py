@@ -77,6 +77,12 @@ def test_the_wheel_is_complete():
     assert package - compiled - bytecode == sources
 
 
+def test_the_installed_package_is_the_one_under_test():
+    installed_files()
+    origin = importlib.metadata.distribution("jaxfabric").locate_file("jaxfabric/__init__.py")
+    assert pathlib.Path(jaxfabric.__file__) == pathlib.Path(origin)
+
+
 def test_metadata():
     installed_files()
     metadata = importlib.metadata.metadata("jaxfabric")
