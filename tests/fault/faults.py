@@ -16,6 +16,7 @@ import support
 HERE = pathlib.Path(__file__).resolve().parent
 ENV = {"PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])}
 HOST = socket.gethostname()
+_started: list[support.Job] = []
 
 
 def script(directory: pathlib.Path, text: str) -> pathlib.Path:
@@ -43,7 +44,28 @@ def launch(
         options += ("--devices-per-process", str(devices))
     argv = support.launcher(n, str(path), *map(str, arguments), options=options)
     env = {f"JAXFABRIC_{name.upper()}": str(value) for name, value in settings.items()}
-    return support.Job(argv, ENV | env)
+    return _start(argv, env)
+
+
+def launch_alone(path: pathlib.Path, *arguments: object) -> support.Job:
+    """Starts one process without the launcher."""
+    return _start([sys.executable, "-P", str(path), *map(str, arguments)], {})
+
+
+def _start(argv: list[str], env: dict[str, str]) -> support.Job:
+    job = support.Job(argv, ENV | env)
+    _started.append(job)
+    return job
+
+
+def end_jobs() -> None:
+    """Kills what a test that failed has left running."""
+    while _started:
+        job = _started.pop()
+        if job.process.returncode is None:
+            for pid in job.members():
+                os.kill(pid, signal.SIGKILL)
+            job.process.wait()
 
 
 def events(output: str, rank: int | None = None, event: str | None = None) -> list[dict[str, Any]]:

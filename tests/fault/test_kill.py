@@ -1,7 +1,6 @@
 """A process killed in the middle of a collective: the others say whose, and leave by themselves."""
 
 import signal
-import sys
 import time
 
 import faults
@@ -87,13 +86,7 @@ def test_without_the_launcher_a_rank_other_than_zero_may_die(tmp_path):
     path = faults.script(tmp_path, LOOP)
     with support.socket_on_free_port() as (reservation, port):
         reservation.close()
-        jobs = [
-            support.Job(
-                [sys.executable, "-P", str(path), "jax.distributed", str(port), str(rank)],
-                faults.ENV,
-            )
-            for rank in range(3)
-        ]
+    jobs = [faults.launch_alone(path, "jax.distributed", port, rank) for rank in range(3)]
     for job in jobs:
         job.wait_for('"looping"')
     dying = faults.only(jobs[2].output(), None, "looping")

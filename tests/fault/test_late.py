@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 
 import faults
 import pytest
@@ -143,10 +142,7 @@ def test_a_rank_that_fails_without_the_launcher(tmp_path):
     path = faults.script(tmp_path, LEAVES)
     with support.socket_on_free_port() as (reservation, port):
         reservation.close()
-    jobs = [
-        support.Job([sys.executable, "-P", str(path), "raise", str(port), str(rank)], faults.ENV)
-        for rank in range(2)
-    ]
+    jobs = [faults.launch_alone(path, "raise", port, rank) for rank in range(2)]
     results = [job.finish(40) for job in jobs]
     for result in results:
         assert result.returncode == 1, result.explain()
@@ -186,6 +182,46 @@ STOPPED = """
         assert (got == want).all()
     worker.say("done")
 """
+
+
+# More announcements than a socket takes while nobody reads it.
+MANY = """
+    import sys
+    import jax, jaxfabric, worker
+
+    jaxfabric.initialize()
+    x = worker.blocks(256, 256)
+
+    @worker.spmd
+    def many(x):
+        return [jaxfabric.lax.psum(x, "x") for _ in range(320)]
+
+    compiled = many.lower(x).compile()
+    worker.say("compiled")
+    if jax.process_index() == 0:
+        open(sys.argv[1]).read()
+    for y in compiled(x):
+        assert all((block == 3).all() for block in worker.local(y))
+    worker.say("done")
+"""
+
+
+def test_a_rank_stopped_while_its_peer_sets_up_many_collectives(tmp_path):
+    path = faults.script(tmp_path, MANY)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    job = faults.launch(path, 2, gate, deadline=30, warn_after=2, mismatch_after=0.05)
+    job.wait_for('"compiled"', count=2)
+    # Rank 1 waits for rank 0 when it is stopped, or is about to.
+    stopped = faults.only(job.output(), 1, "compiled")
+    faults.kill(stopped["pid"], signal.SIGSTOP)
+    gate.write_text("go on")
+    job.wait_for("rank 0 has waited 2", stream=2)
+    faults.kill(stopped["pid"], signal.SIGCONT)
+    result = job.finish(40)
+    assert result.returncode == 0, result.explain()
+    for rank in range(2):
+        faults.only(result.stdout, rank, "done")
 
 
 @pytest.mark.parametrize("op", ["psum", "all_to_all"])

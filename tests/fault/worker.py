@@ -34,9 +34,10 @@ def mesh() -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(jax.devices()), ("x",))
 
 
-def spmd(f: Callable) -> Callable:
+def spmd(f: Callable, abstract: bool = False) -> Callable:
     """Jits `f`, which sees one device's block, over all devices."""
-    return jax.jit(jax.shard_map(f, mesh=mesh(), in_specs=P, out_specs=P, check_vma=False))
+    over = mesh().abstract_mesh if abstract else mesh()
+    return jax.jit(jax.shard_map(f, mesh=over, in_specs=P, out_specs=P, check_vma=False))
 
 
 def blocks(*shape: int, dtype: Any = np.float32) -> jax.Array:

@@ -398,7 +398,7 @@ std::shared_ptr<Communicator> Fabric::CommunicatorFor(const std::vector<int64_t>
   auto& communicator = communicators_[ranks];
   if (!communicator) {
     communicator = std::make_shared<Communicator>(ranks, one_process);
-    if (!failure_.ok() && !one_process) communicator->Poison(failure_);
+    if (!failure_.ok()) communicator->Poison(failure_);
   }
   return communicator;
 }

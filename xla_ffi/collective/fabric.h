@@ -123,7 +123,8 @@ class Fabric {
     std::atomic<uint64_t> key;
     std::atomic<uint64_t> tag;
   };
-  struct Stuck {  // a peer's report that it waits for a rank of ours
+  // A report that a rank waits for a rank of ours, or for a mesh position (late_rank is -1 then).
+  struct Stuck {
     uint64_t key = 0;
     uint64_t tag = 0;
     uint64_t place = 0;
@@ -143,9 +144,13 @@ class Fabric {
   bool AdvanceAll();
   void CheckWaits();
   void CheckWait(Op& op, Clock::time_point now);
+  void ReportStuck(const Op& op, int64_t late_rank);
+  // Whether there still is a rank that may be one of those that have not announced themselves.
+  bool MayCome(const Participant& participant) const;
   Status DeadlineError(Op& op, double seconds);
   std::string LastSeenAt(int64_t rank) const;
   std::string StuckReport(int64_t waiting, int64_t late) const;
+  std::string Elsewhere(const Participant& participant) const;
 
   void OnMessage(int process, WireReader& message);
   void OnGone(int process);

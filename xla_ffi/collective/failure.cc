@@ -1,5 +1,6 @@
 // Failure: how one process learns of it, and what every rank is told.
 #include <algorithm>
+#include <set>
 
 #include "base/log.h"
 #include "collective/fabric.h"
@@ -41,7 +42,10 @@ Status Fabric::DeadlineError(Op& op, double seconds) {
                           : participant.spec().groups[static_cast<size_t>(participant.group())]
                                                      [static_cast<size_t>(position)];
     text += StrCat(position == late.front() ? " for " : "; ", participant.DescribePeer(position));
-    if (!member && participant.spec().by_position) continue;
+    if (!member && participant.spec().by_position) {
+      text += Elsewhere(participant);
+      continue;
+    }
     text += StrCat(", last seen ", LastSeenAt(rank));
     const std::string report = StuckReport(rank, participant.rank());
     if (!report.empty()) {
@@ -79,6 +83,21 @@ std::string Fabric::StuckReport(int64_t waiting, int64_t late) const {
   return {};
 }
 
+// Which rank has a mesh position is known once it has announced itself; until then all ranks that
+// wait for somebody are worth a look.
+std::string Fabric::Elsewhere(const Participant& participant) const {
+  std::lock_guard lock(mutex_);
+  const auto expired = Clock::now() - 2 * ReportInterval();
+  std::string text;
+  for (const Stuck& stuck : stuck_) {
+    if (stuck.waiting_rank == participant.rank() || stuck.key == participant.key()) continue;
+    if (stuck.late_rank >= 0 && stuck.late_rank != participant.rank()) continue;
+    if (stuck.received < expired) continue;
+    text += StrCat("; meanwhile ", DescribeRank(stuck.waiting_rank), " waits in ", stuck.call);
+  }
+  return text.empty() ? text : text + ": the ranks disagree about what comes next";
+}
+
 void Fabric::Poison(const Status& status, bool tell_peers) {
   bool first = false;
   {
@@ -89,8 +108,10 @@ void Fabric::Poison(const Status& status, bool tell_peers) {
   }
   if (first && tell_peers) {
     WireWriter message(MessageType::kFailure);
-    mesh_->Broadcast(
-        message.Add(static_cast<uint32_t>(status.code())).Add(std::string_view(status.message())));
+    // A message has a limited size; who is late comes first in the text.
+    constexpr size_t kLongest = 16 * 1024;
+    message.Add(static_cast<uint32_t>(status.code())).Add(status.message().substr(0, kLongest));
+    mesh_->Broadcast(message);
   }
   Ring(peers_[static_cast<size_t>(process_)].header);
 }
@@ -154,6 +175,21 @@ void Fabric::OnStuck(WireReader& message) {
     stuck.received = Clock::now();
     stuck_.push_back(std::move(stuck));
   }
+}
+
+bool Fabric::MayCome(const Participant& participant) const {
+  std::set<int64_t> announced;
+  for (int position = 0; position < participant.plan().size; ++position) {
+    const auto member = directory_.Find(participant.key(), static_cast<uint32_t>(position));
+    if (member) announced.insert(member->rank);
+  }
+  for (const Peer& peer : peers_) {
+    if (peer.gone.load(std::memory_order_relaxed)) continue;
+    for (int64_t rank : peer.ranks) {
+      if (!announced.contains(rank)) return true;
+    }
+  }
+  return false;
 }
 
 std::vector<int> Fabric::Left() const {

@@ -41,7 +41,7 @@ class Op {
   // has finished it.
   void Fail(Status status);
 
-  Participant& participant() { return participant_; }
+  Participant& participant() const { return participant_; }
   Stage stage() const { return stage_; }
   int64_t run_id() const { return run_id_; }
   uint64_t tag() const { return tag_; }

@@ -108,6 +108,23 @@ void Fabric::CheckWaits() {
   }
 }
 
+// Tells the late rank's process, or everybody if nobody knows which rank it is.
+void Fabric::ReportStuck(const Op& op, int64_t late_rank) {
+  const Participant& participant = op.participant();
+  WireWriter stuck(MessageType::kStuck);
+  stuck.Add(participant.key()).Add(op.tag()).Add(participant.spec().place);
+  stuck.Add(participant.spec().site).Add(participant.rank()).Add(late_rank);
+  stuck.Add(std::string_view(participant.DescribeCall()));
+  const auto process = process_of_.find(late_rank);
+  if (process == process_of_.end()) mesh_->Broadcast(stuck, Mesh::Loss::kAcceptable);
+  if (process == process_of_.end() || process->second == process_) {
+    WireReader own(stuck.bytes());
+    OnStuck(own);
+  } else {
+    mesh_->Send(process->second, stuck, Mesh::Loss::kAcceptable);
+  }
+}
+
 void Fabric::CheckWait(Op& op, Clock::time_point now) {
   Participant& participant = op.participant();
   Communicator* communicator = participant.communicator();
@@ -115,13 +132,17 @@ void Fabric::CheckWait(Op& op, Clock::time_point now) {
     op.Fail(participant.WithCaller(communicator->failure()));
     return;
   }
+  // A communicator may have been made after the shutdown looked for those to poison.
+  if (stopping_.load(std::memory_order_acquire)) {
+    op.Fail(participant.WithCaller(Status(Code::kCancelled, "jaxfabric was shut down")));
+    return;
+  }
   if (communicator == nullptr) {
     const Status failed = failure();
-    if (!failed.ok()) op.Fail(participant.WithCaller(failed));
-    if (stopping_.load(std::memory_order_acquire)) {
-      op.Fail(participant.WithCaller(Status(Code::kCancelled, "jaxfabric was shut down")));
+    if (!failed.ok()) {
+      op.Fail(participant.WithCaller(failed));
+      return;
     }
-    if (op.finished()) return;
   }
   // Whom it waits for. Before the set-up is done that is whoever has not announced itself.
   int late = op.waiting_for();
@@ -152,20 +173,21 @@ void Fabric::CheckWait(Op& op, Clock::time_point now) {
       return;
     }
   }
+  if (late >= 0 && late_rank < 0 && !MayCome(participant)) {
+    const Status gone(Code::kUnavailable,
+                      StrCat(participant.DescribePeer(late),
+                             " will not come: every other process "
+                             "has left, and rank ",
+                             participant.rank(), " waits for it in ", participant.DescribeCall()));
+    Poison(gone, true);
+    op.Fail(gone);
+    return;
+  }
   const double waited = Seconds(now - op.started);
-  if (process != process_of_.end() && waited >= options_.mismatch_after) {
+  if (late >= 0 && waited >= options_.mismatch_after) {
     if (now - op.reported >= ReportInterval()) {
       op.reported = now;
-      WireWriter stuck(MessageType::kStuck);
-      stuck.Add(participant.key()).Add(op.tag()).Add(participant.spec().place);
-      stuck.Add(participant.spec().site).Add(participant.rank()).Add(late_rank);
-      stuck.Add(std::string_view(participant.DescribeCall()));
-      if (process->second == process_) {
-        WireReader own(stuck.bytes());
-        OnStuck(own);
-      } else {
-        mesh_->Send(process->second, stuck);
-      }
+      ReportStuck(op, late_rank);
     }
     if (auto mismatch = FindMismatch(participant, late_rank)) {
       Poison(*mismatch, true);

@@ -13,6 +13,9 @@
 namespace jaxfabric {
 namespace {
 
+// Messages kept for one peer. A stopped peer gets its announcements; beyond this it is hopeless.
+constexpr size_t kMaxWaiting = 1 << 16;
+
 int PollMilliseconds(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(
       std::min<Clock::duration>(deadline.remaining(), std::chrono::seconds(1)));
@@ -129,9 +132,8 @@ void Mesh::Start(Handlers handlers) {
   event.data.u32 = static_cast<uint32_t>(self_);  // the own number stands for the wake-up
   JF_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) == 0);
   for (size_t process = 0; process < peers_.size(); ++process) {
-    if (!peers_[process].open) continue;
-    event.data.u32 = static_cast<uint32_t>(process);
-    JF_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, peers_[process].socket.get(), &event) == 0);
+    std::lock_guard lock(peers_[process].send_mutex);
+    if (peers_[process].open) Watch(static_cast<int>(process), /*add=*/true);
   }
   thread_ = std::thread([this] { Loop(); });
   ::pthread_setname_np(thread_.native_handle(), "jf-control");
@@ -145,44 +147,84 @@ void Mesh::Loop() {
     for (int i = 0; i < ready; ++i) {
       const int process = static_cast<int>(events[i].data.u32);
       if (process == self_) return;
-      Peer& peer = peers_[static_cast<size_t>(process)];
-      while (true) {
-        auto message = TryReceiveMessage(peer.socket.get());
-        if (!message.ok()) {
-          {
-            std::lock_guard lock(peer.send_mutex);
-            peer.open = false;
-          }
-          ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.socket.get(), nullptr);
-          handlers_.on_gone(process);
-          break;
-        }
-        if (!message.value()) break;
-        WireReader reader(message.value()->bytes);
-        if (reader.ok()) {
-          handlers_.on_message(process, reader);
-        }
-        if (!reader.ok()) dropped_.fetch_add(1, std::memory_order_relaxed);
-      }
+      if ((events[i].events & EPOLLOUT) != 0) SendWaiting(process);
+      if ((events[i].events & ~uint32_t{EPOLLOUT}) != 0) ReceiveFrom(process);
     }
   }
 }
 
-void Mesh::Send(int process, const WireWriter& message) {
+void Mesh::ReceiveFrom(int process) {
   Peer& peer = peers_[static_cast<size_t>(process)];
-  std::lock_guard lock(peer.send_mutex);
-  if (!peer.open) return;
-  const Status sent =
-      SendMessage(peer.socket.get(), message.bytes(), {}, Deadline::AfterSeconds(1));
-  if (!sent.ok() && sent.code() != Code::kUnavailable) {
-    Log(LogLevel::kWarning,
-        StrCat("no control message to process ", process, ": ", sent.message()));
+  while (true) {
+    auto message = TryReceiveMessage(peer.socket.get());
+    if (!message.ok()) {
+      {
+        std::lock_guard lock(peer.send_mutex);
+        peer.open = false;
+        peer.waiting.clear();
+      }
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.socket.get(), nullptr);
+      handlers_.on_gone(process);
+      return;
+    }
+    if (!message.value()) return;
+    WireReader reader(message.value()->bytes);
+    if (reader.ok()) handlers_.on_message(process, reader);
+    if (!reader.ok()) dropped_.fetch_add(1, std::memory_order_relaxed);
   }
 }
 
-void Mesh::Broadcast(const WireWriter& message) {
+void Mesh::Watch(int process, bool add) {
+  const Peer& peer = peers_[static_cast<size_t>(process)];
+  epoll_event event{};
+  event.events = EPOLLIN;
+  if (!peer.waiting.empty()) event.events |= EPOLLOUT;
+  event.data.u32 = static_cast<uint32_t>(process);
+  const int done =
+      ::epoll_ctl(epoll_.get(), add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, peer.socket.get(), &event);
+  // Not watched yet: Start() looks at what is kept.
+  JF_CHECK(done == 0 || (!add && errno == ENOENT));
+}
+
+void Mesh::Send(int process, const WireWriter& message, Loss loss) {
+  Peer& peer = peers_[static_cast<size_t>(process)];
+  std::lock_guard lock(peer.send_mutex);
+  if (!peer.open) return;
+  const auto bytes = message.bytes();
+  if (peer.waiting.empty()) {
+    const Status sent = SendMessage(peer.socket.get(), bytes, {}, Deadline(Clock::now()));
+    if (sent.ok() || sent.code() == Code::kUnavailable) return;
+    if (sent.code() != Code::kDeadlineExceeded) {
+      Log(LogLevel::kWarning,
+          StrCat("no control message to process ", process, ": ", sent.message()));
+      return;
+    }
+  }
+  if (loss == Loss::kAcceptable) return;
+  if (peer.waiting.size() >= kMaxWaiting) {
+    Log(LogLevel::kWarning, StrCat("process ", process, " takes no control messages"));
+    return;
+  }
+  peer.waiting.emplace_back(bytes.begin(), bytes.end());
+  if (peer.waiting.size() == 1) Watch(process, /*add=*/false);
+}
+
+void Mesh::SendWaiting(int process) {
+  Peer& peer = peers_[static_cast<size_t>(process)];
+  std::lock_guard lock(peer.send_mutex);
+  if (!peer.open) return;
+  while (!peer.waiting.empty()) {
+    const Status sent =
+        SendMessage(peer.socket.get(), peer.waiting.front(), {}, Deadline(Clock::now()));
+    if (sent.code() == Code::kDeadlineExceeded) return;
+    peer.waiting.pop_front();  // Sent, or the peer is gone, which receiving tells.
+  }
+  Watch(process, /*add=*/false);
+}
+
+void Mesh::Broadcast(const WireWriter& message, Loss loss) {
   for (size_t process = 0; process < peers_.size(); ++process) {
-    if (static_cast<int>(process) != self_) Send(static_cast<int>(process), message);
+    if (static_cast<int>(process) != self_) Send(static_cast<int>(process), message, loss);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -51,9 +52,11 @@ class Mesh {
   Result<SocketMessage> Receive(int process, Deadline deadline);
 
   void Start(Handlers handlers);
-  // Sends to one process; a peer that is gone or does not drain its socket is left to on_gone.
-  void Send(int process, const WireWriter& message);
-  void Broadcast(const WireWriter& message);
+  // Sends to one process and never waits: what a peer has no room for (it may be stopped) is kept
+  // and sent when it has. A peer that is gone is left to on_gone.
+  enum class Loss { kNever, kAcceptable };  // kAcceptable: not worth keeping
+  void Send(int process, const WireWriter& message, Loss loss = Loss::kNever);
+  void Broadcast(const WireWriter& message, Loss loss = Loss::kNever);
   // Ends the thread and closes every socket. Idempotent. Not from a handler.
   void Stop();
 
@@ -63,12 +66,17 @@ class Mesh {
   struct Peer {
     std::mutex send_mutex;  // keeps messages whole; never taken on a data path
     UniqueFd socket;
-    bool open = false;  // guarded by send_mutex
+    bool open = false;                           // guarded by send_mutex
+    std::deque<std::vector<std::byte>> waiting;  // kept messages; guarded by send_mutex
   };
 
   Mesh(int self, int count) : self_(self), peers_(static_cast<size_t>(count)) {}
   Status Attach(int process, UniqueFd socket);
   void Loop();
+  void ReceiveFrom(int process);
+  void SendWaiting(int process);
+  // What the loop waits for on a peer's socket; with its send_mutex.
+  void Watch(int process, bool add);
 
   int self_;
   std::string name_;
