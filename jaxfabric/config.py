@@ -44,11 +44,11 @@ class Config:
     connect_timeout: float = _field(60.0, "longest wait for the other processes at start", 0.001)
     segment_bytes: int = _field(16 << 20, "shared memory per rank, in bytes (or 16M, 1GiB)", 65536)
     heartbeat: float = _field(100.0, "a process silent for so long is dead (other hosts)", 1)
-    spin_microseconds: float = _field(
-        -1.0, "spin on the caller's thread before a wait yields; -1: chosen by the free cores", -1
+    in_step_microseconds: float = _field(
+        20000.0, "wait for a rank that is on its way, on the caller's thread, before others take over"
     )
-    inline_microseconds: float = _field(
-        1000.0, "wait on the caller's thread before others take over"
+    out_of_step_microseconds: float = _field(
+        200.0, "the same for a rank whose last collective was another one"
     )
     log_level: str = _field("warning", "error, warning or info")
 

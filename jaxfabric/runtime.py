@@ -74,8 +74,8 @@ def initialize(
     connect_timeout: float | None = None,
     segment_bytes: int | None = None,
     heartbeat: float | None = None,
-    spin_microseconds: float | None = None,
-    inline_microseconds: float | None = None,
+    in_step_microseconds: float | None = None,
+    out_of_step_microseconds: float | None = None,
     log_level: str | None = None,
 ) -> None:
     """Connects this process's devices with those of all other processes of the job.
@@ -95,8 +95,9 @@ def initialize(
         connect_timeout: longest wait for the other processes at start, in seconds (60).
         segment_bytes: shared memory per rank, in bytes (16 MiB).
         heartbeat: a process on another host silent for so long is dead, in seconds (100).
-        spin_microseconds: spin before a wait yields (-1: chosen by the free cores).
-        inline_microseconds: wait on the caller's thread before others take over (1000).
+        in_step_microseconds: how long a collective keeps the caller's thread while it waits for a
+            rank that is on its way (20000).
+        out_of_step_microseconds: the same for a rank whose last collective was another one (200).
         log_level: "error", "warning" or "info" ("warning").
 
     Each setting can also come from the environment variable JAXFABRIC_<NAME>.
@@ -121,8 +122,8 @@ def initialize(
         "connect_timeout": connect_timeout,
         "segment_bytes": segment_bytes,
         "heartbeat": heartbeat,
-        "spin_microseconds": spin_microseconds,
-        "inline_microseconds": inline_microseconds,
+        "in_step_microseconds": in_step_microseconds,
+        "out_of_step_microseconds": out_of_step_microseconds,
         "log_level": log_level,
     }
     job = {

@@ -45,33 +45,6 @@ uint64_t NextSerial() {
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-size_t LastSeenOffset(size_t index) { return 256 + index * 16; }
-constexpr size_t kMaxLocalRanks = (kWindowHeaderBytes - 256) / 16;
-
-struct PublishedAddress {
-  int process = -1;
-  pid_t pid = 0;
-  std::string name, host, host_id;
-  std::vector<int64_t> ranks;
-};
-
-Result<PublishedAddress> ParseAddress(const std::string& address) {
-  WireReader reader(std::as_bytes(std::span(address.data(), address.size())));
-  PublishedAddress parsed;
-  parsed.process = static_cast<int>(reader.Get<uint32_t>());
-  parsed.pid = reader.Get<int32_t>();
-  parsed.name = reader.GetString();
-  parsed.host = reader.GetString();
-  parsed.host_id = reader.GetString();
-  parsed.ranks = reader.GetInts();
-  if (!reader.ok()) {
-    return Status(Code::kInvalidArgument,
-                  "an address is not one of this jaxfabric version: do all processes run the same "
-                  "version?");
-  }
-  return parsed;
-}
-
 }  // namespace
 
 Fabric::Fabric(int process, int process_count, std::vector<int64_t> local_ranks, Options options)
@@ -128,135 +101,6 @@ Status Fabric::Bind() {
 
 Fabric::~Fabric() { Shutdown(); }
 
-std::string Fabric::Address() const {
-  WireWriter writer(MessageType::kHello);
-  writer.Add(static_cast<uint32_t>(process_)).Add(static_cast<int32_t>(::getpid()));
-  writer.Add(std::string_view(mesh_->name())).Add(std::string_view(host_));
-  writer.Add(std::string_view(host_id_)).Add(std::span<const int64_t>(local_ranks_));
-  const auto bytes = writer.bytes();
-  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-}
-
-Status Fabric::Connect(const std::vector<std::string>& addresses) {
-  if (addresses.size() != peers_.size()) {
-    return Status(Code::kInvalidArgument,
-                  StrCat("got ", addresses.size(), " addresses for ", peers_.size(), " processes"));
-  }
-  const Deadline deadline = Deadline::AfterSeconds(options_.connect_timeout);
-  std::vector<std::string> names;
-  size_t ranks = 0;
-  for (size_t process = 0; process < peers_.size(); ++process) {
-    JF_ASSIGN_OR_RETURN(PublishedAddress address, ParseAddress(addresses[process]));
-    if (address.process != static_cast<int>(process)) {
-      return Status(Code::kInvalidArgument,
-                    StrCat("address ", process, " belongs to process ", address.process,
-                           ": addresses go in process order"));
-    }
-    Peer& peer = peers_[process];
-    peer.pid = address.pid;
-    peer.host = address.host;
-    peer.ranks = address.ranks;
-    ranks += address.ranks.size();
-    names.push_back(address.name);
-    for (int64_t rank : address.ranks) {
-      if (!process_of_.emplace(rank, static_cast<int>(process)).second) {
-        return Status(Code::kInvalidArgument, StrCat("rank ", rank, " belongs to two processes"));
-      }
-    }
-    if (address.host_id != host_id_) {
-      return Status(
-          Code::kUnimplemented,
-          StrCat("process ", process, " on ", address.host, " does not share memory with process ",
-                 process_, " on ", host_,
-                 ": this version connects the processes of one host (and one container) only"));
-    }
-  }
-  Peer& self = peers_[static_cast<size_t>(process_)];
-  self.window = window_;
-  self.header = reinterpret_cast<WindowHeader*>(window_.data());
-
-  const EndpointAddress own = endpoint_->address();
-  WireWriter hello(MessageType::kHello);
-  hello.Add(static_cast<uint32_t>(process_)).Add(std::string_view(own.kind));
-  hello.Add(std::string_view(reinterpret_cast<const char*>(own.bytes.data()), own.bytes.size()));
-  hello.Add(reinterpret_cast<uint64_t>(window_.data()));
-  JF_ASSIGN_OR_RETURN(std::vector<Mesh::Greeting> greetings,
-                      mesh_->Connect(names, hello.bytes(), own.fds, deadline));
-  process_reads_ = peers_.size() > 1;
-  for (size_t process = 0; process < peers_.size(); ++process) {
-    if (static_cast<int>(process) == process_) continue;
-    JF_RETURN_IF_ERROR(Greet(static_cast<int>(process), greetings[process],
-                             std::move(greetings[process].hello.fds)));
-  }
-  JF_RETURN_IF_ERROR(AgreeOnProcessReads(deadline));
-
-  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  const bool shared_cores = ranks > cores;
-  // A pause is about 15 ns.
-  const double spin_microseconds = options_.spin_microseconds >= 0 ? options_.spin_microseconds
-                                   : shared_cores                  ? 1
-                                                                   : 50;
-  waiting_.spins = static_cast<int>(spin_microseconds * 1000 / 15);
-  waiting_.yields = shared_cores ? 64 : 4;
-  waiting_.inline_limit = std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double, std::micro>(options_.inline_microseconds));
-
-  mesh_->Start({.on_message = [this](int process, WireReader& m) { OnMessage(process, m); },
-                .on_gone = [this](int process) { OnGone(process); }});
-  progress_ = std::thread([this] { ProgressLoop(); });
-  ::pthread_setname_np(progress_.native_handle(), "jf-progress");
-  return OkStatus();
-}
-
-Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<UniqueFd> fds) {
-  Peer& peer = peers_[static_cast<size_t>(process)];
-  WireReader reader(greeting.hello.bytes);
-  EndpointAddress address;
-  reader.Get<uint32_t>();
-  address.kind = reader.GetString();
-  const std::string bytes = reader.GetString();
-  const auto window_address = reader.Get<uint64_t>();
-  if (!reader.ok() || reader.type() != MessageType::kHello ||
-      greeting.credentials.pid != peer.pid) {
-    return Status(Code::kInvalidArgument, StrCat("process ", process, " sent a malformed hello"));
-  }
-  const auto* begin = reinterpret_cast<const std::byte*>(bytes.data());
-  address.bytes.assign(begin, begin + bytes.size());
-  JF_ASSIGN_OR_RETURN(peer.channel,
-                      endpoint_->Connect(address, std::move(fds),
-                                         Deadline::AfterSeconds(options_.connect_timeout)));
-  peer.window = peer.channel->peer_window();
-  peer.header = reinterpret_cast<WindowHeader*>(peer.window.data());
-  if (peer.window.size() < kWindowHeaderBytes || peer.header->magic != kWindowMagic ||
-      peer.header->process != static_cast<uint32_t>(process)) {
-    return Status(Code::kInvalidArgument,
-                  StrCat("the window of process ", process, " is not ours"));
-  }
-  uint64_t magic = 0;
-  process_reads_ &= ReadProcessMemory(peer.pid, window_address, &magic, sizeof(magic)).ok() &&
-                    magic == kWindowMagic;
-  return OkStatus();
-}
-
-// Whether process_vm_readv works is decided by the one process for which it does not.
-Status Fabric::AgreeOnProcessReads(Deadline deadline) {
-  WireWriter ready(MessageType::kReady);
-  ready.Add(uint32_t{process_reads_});
-  mesh_->Broadcast(ready);
-  for (size_t process = 0; process < peers_.size(); ++process) {
-    if (static_cast<int>(process) == process_) continue;
-    JF_ASSIGN_OR_RETURN(SocketMessage message, mesh_->Receive(static_cast<int>(process), deadline));
-    WireReader reader(message.bytes);
-    const bool reads = reader.Get<uint32_t>() != 0;
-    if (!reader.ok() || reader.type() != MessageType::kReady) {
-      return Status(Code::kInvalidArgument,
-                    StrCat("process ", process, " sent a malformed answer"));
-    }
-    process_reads_ &= reads;
-  }
-  return OkStatus();
-}
-
 void Fabric::Shutdown() {
   if (shut_down_.exchange(true)) return;
   const Status cancelled(Code::kCancelled, "jaxfabric was shut down");
@@ -303,6 +147,19 @@ std::map<std::string, uint64_t> Fabric::Counters() const {
   counters["communicators"] = communicators_.size();
   counters["instances"] = participants_.size();
   return counters;
+}
+
+void Fabric::EnableTrace(size_t capacity) {
+  std::lock_guard lock(mutex_);
+  if (trace_ring_) return;
+  trace_ring_ = std::make_unique<TraceRing>(capacity);
+  // Release: the ring is complete.
+  trace_.store(trace_ring_.get(), std::memory_order_release);
+}
+
+std::vector<TraceRing::Entry> Fabric::Trace() const {
+  const TraceRing* ring = trace();
+  return ring == nullptr ? std::vector<TraceRing::Entry>() : ring->Entries();
 }
 
 int Fabric::LocalIndex(int64_t rank) const {
@@ -389,7 +246,10 @@ PeerView Fabric::View(const Directory::Member& member) const {
   const Peer& peer = peers_[static_cast<size_t>(member.process)];
   auto* cells = reinterpret_cast<Cell*>(peer.window.data() + kWindowHeaderBytes);
   JF_CHECK(member.cell < peer.header->cells);
-  return {member.rank, member.process, peer.pid, peer.window.data(), cells + member.cell};
+  const auto index = static_cast<size_t>(
+      std::lower_bound(peer.ranks.begin(), peer.ranks.end(), member.rank) - peer.ranks.begin());
+  return {member.rank,        member.process,      peer.pid,
+          peer.window.data(), cells + member.cell, LastSeenOf(peer.window.data(), index)};
 }
 
 std::shared_ptr<Communicator> Fabric::CommunicatorFor(const std::vector<int64_t>& ranks,
@@ -419,14 +279,6 @@ std::optional<StagingPool::Block> Fabric::TryAllocateStaging(uint64_t bytes, Par
   return staging_->TryAllocate(bytes);
 }
 
-void Fabric::SetLastSeen(int64_t rank, uint64_t key, uint64_t tag) {
-  auto* seen = reinterpret_cast<LastSeen*>(window_.data() +
-                                           LastSeenOffset(static_cast<size_t>(LocalIndex(rank))));
-  // Relaxed: read for messages only.
-  seen->key.store(key, std::memory_order_relaxed);
-  seen->tag.store(tag, std::memory_order_relaxed);
-}
-
 std::string Fabric::LastSeenAt(int64_t rank) const {
   const auto found = process_of_.find(rank);
   if (found == process_of_.end()) return "never";
@@ -434,7 +286,7 @@ std::string Fabric::LastSeenAt(int64_t rank) const {
   const auto& ranks = peer.ranks;
   const size_t index =
       static_cast<size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
-  const auto* seen = reinterpret_cast<const LastSeen*>(peer.window.data() + LastSeenOffset(index));
+  const LastSeen* seen = LastSeenOf(peer.window.data(), index);
   const uint64_t key = seen->key.load(std::memory_order_relaxed);
   if (key == 0) return "in no collective yet";
   const uint64_t tag = seen->tag.load(std::memory_order_relaxed);

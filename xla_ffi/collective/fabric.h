@@ -28,6 +28,7 @@
 #include "collective/participant.h"
 #include "collective/plan.h"
 #include "collective/staging.h"
+#include "collective/trace.h"
 #include "control/mesh.h"
 #include "os/futex.h"
 #include "transport/transport.h"
@@ -36,11 +37,13 @@ namespace jaxfabric {
 
 class Fabric {
  public:
-  // How the caller's thread waits before the progress thread takes over.
+  // How long the caller's thread waits before the progress thread takes over.
   struct Waiting {
-    int spins;   // pauses: while every rank of the host has a core
-    int yields;  // then: lets ranks that share the core run
-    Clock::duration inline_limit;
+    bool shared_cores;  // ranks outnumber the cores: a wait has to let others run
+    // For a peer that did the same call as this rank before: it is on its way.
+    Clock::duration in_step;
+    // For any other: it may be waiting for this rank in another call that comes next here.
+    Clock::duration out_of_step;
   };
 
   static Result<std::unique_ptr<Fabric>> Create(int process, int process_count,
@@ -58,6 +61,9 @@ class Fabric {
   // Processes that said goodbye: they leave, or start anew, of their own accord.
   std::vector<int> Left() const;
   std::map<std::string, uint64_t> Counters() const;
+  // Records the entry of the next executions, in a ring of so many. Once per fabric.
+  void EnableTrace(size_t capacity);
+  std::vector<TraceRing::Entry> Trace() const;
 
   // --- for call sites
   // -----------------------------------------------------------------------------
@@ -76,6 +82,8 @@ class Fabric {
   // --- for participants and ops
   // -------------------------------------------------------------------
   const Waiting& waiting() const { return waiting_; }
+  // Null unless enabled. Acquire: pairs with EnableTrace().
+  TraceRing* trace() const { return trace_.load(std::memory_order_acquire); }
   std::byte* window() const { return window_.data(); }
   Topology topology(bool one_process) const { return {one_process, process_reads_}; }
   const Directory& directory() const { return directory_; }
@@ -95,7 +103,6 @@ class Fabric {
   Cell* OwnCell(uint32_t index) const;
   std::optional<StagingPool::Block> TryAllocateStaging(uint64_t bytes, Participant& user);
   void FreeStaging(StagingPool::Block block) { staging_->Free(block); }
-  void SetLastSeen(int64_t rank, uint64_t key, uint64_t tag);
 
   // Sleeps until somebody rings this process, unless `done()` says there is no need to.
   template <class Done>
@@ -117,11 +124,6 @@ class Fabric {
     // Written by the control thread, read by all: no other data depends on them (relaxed).
     std::atomic<bool> gone{false};
     std::atomic<bool> left{false};  // said goodbye first
-  };
-  // What a rank did last, in the header page of its process's window.
-  struct LastSeen {
-    std::atomic<uint64_t> key;
-    std::atomic<uint64_t> tag;
   };
   // A report that a rank waits for a rank of ours, or for a mesh position (late_rank is -1 then).
   struct Stuck {
@@ -204,6 +206,8 @@ class Fabric {
   std::thread progress_;
   std::unique_ptr<CompletionThreads> completions_;
 
+  std::unique_ptr<TraceRing> trace_ring_;  // guarded by mutex_
+  std::atomic<TraceRing*> trace_{nullptr};
   std::atomic<uint64_t> handed_off_{0};
   std::atomic<uint64_t> sleeps_{0};
   std::atomic<uint64_t> staging_allocations_{0};

@@ -16,10 +16,11 @@
 namespace jaxfabric {
 
 inline constexpr uint64_t kWindowMagic = 0x6a66776e64303031;  // "jfwnd001"
-inline constexpr int kSlots = 4;    // executions of one instance that a rank may have in flight
-inline constexpr int kDoneLog = 8;  // a peer is never more than 2 * kSlots executions behind
+inline constexpr int kSlots = 4;  // executions of one instance that a rank may have in flight
+// The done log holds what a peer may still ask about: see Participant::TryClaimSlot.
+inline constexpr int kDoneLog = 16;
 inline constexpr size_t kInlineBytes = 40;
-inline constexpr size_t kReserveBytes = 1216;
+inline constexpr size_t kReserveBytes = 1152;
 
 // Where a rank's contribution to one execution lies.
 enum class Placement : uint32_t {
@@ -106,6 +107,20 @@ struct alignas(64) WindowHeader {
   std::atomic<uint32_t> sleepers;
 };
 inline constexpr size_t kWindowHeaderBytes = 4096;
-static_assert(sizeof(WindowHeader) <= kWindowHeaderBytes);
+
+// What a rank published last: for messages ("last seen in ..."), and for waiting ranks to see
+// whether it is in step with them. One per local rank, behind the window's header. Relaxed
+// throughout: no other data depends on it.
+struct LastSeen {
+  std::atomic<uint64_t> key;   // of the instance on its communicator
+  std::atomic<uint64_t> call;  // of the instance, the same for every group of the call
+  std::atomic<uint64_t> tag;
+  uint64_t unused;
+};
+inline constexpr size_t kMaxLocalRanks =
+    (kWindowHeaderBytes - sizeof(WindowHeader)) / sizeof(LastSeen);
+inline LastSeen* LastSeenOf(std::byte* window, size_t local_index) {
+  return reinterpret_cast<LastSeen*>(window + sizeof(WindowHeader)) + local_index;
+}
 
 }  // namespace jaxfabric

@@ -9,10 +9,11 @@
 
 namespace jaxfabric {
 
-void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence) {
+void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint64_t entry) {
   buffers_ = buffers;
   run_id_ = run_id;
   occurrence_ = occurrence;
+  entry_ = entry;
   tag_ = 0;
   stage_ = Stage::kSetup;
   status_ = Status();
@@ -121,7 +122,7 @@ bool Op::Claim() {
     return true;
   }
   if (slot_ < 0) {
-    slot_ = participant.TryClaimSlot(tag_);
+    slot_ = participant.TryClaimSlot(tag_, entry_);
     if (slot_ < 0) return false;
     mine_ = &participant.mine_->slots[slot_];
   }
@@ -200,7 +201,12 @@ void Op::Publish() {
     // The first segment rides with the announcement.
     Produce();
   }
-  participant_.fabric().SetLastSeen(participant_.rank(), participant_.key(), tag_);
+  LastSeen* seen = participant_.last_seen_;
+  previous_call_ = seen->call.load(std::memory_order_relaxed);
+  previous_tag_ = seen->tag.load(std::memory_order_relaxed);
+  seen->key.store(participant_.key_, std::memory_order_relaxed);
+  seen->call.store(participant_.call_, std::memory_order_relaxed);
+  seen->tag.store(tag_, std::memory_order_relaxed);
   // Release: the line, the staged bytes and the counters before it.
   line.tag.store(tag_, std::memory_order_release);
   participant_.RingPeers();

@@ -30,7 +30,7 @@ class Op {
 
   explicit Op(Participant& participant) : participant_(participant) {}
   // For a fresh execution.
-  void Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence);
+  void Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint64_t entry);
 
   // Does what can be done now; true if that was anything. Finished or not: see finished().
   bool Advance();
@@ -93,7 +93,11 @@ class Op {
   Buffers buffers_;
   int64_t run_id_ = 0;
   uint32_t occurrence_ = 0;
+  uint64_t entry_ = 0;  // how many executions entered before
   uint64_t tag_ = 0;
+  // What this rank published before: see Participant::InStep.
+  uint64_t previous_call_ = 0;
+  uint64_t previous_tag_ = 0;
   Stage stage_ = Stage::kFinished;
   Status status_;
   int slot_ = -1;

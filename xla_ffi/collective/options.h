@@ -12,10 +12,10 @@ struct Options {
   double mismatch_after = 1;        // seconds after which two ranks compare what they wait for
   double connect_timeout = 60;      // seconds for all processes to find each other
   size_t segment_bytes = 16 << 20;  // shared memory of one rank
-  double spin_microseconds =
-      -1;  // a wait spins so long before it yields; -1: chosen by the free cores
-  double inline_microseconds =
-      1000;  // a wait keeps the caller's thread so long before others take over
+  // A wait keeps the caller's thread so long before the progress thread takes over: for a peer that
+  // is on its way, and for one that may be waiting for this rank elsewhere.
+  double in_step_microseconds = 20000;
+  double out_of_step_microseconds = 200;
 };
 
 }  // namespace jaxfabric

@@ -37,6 +37,8 @@ Participant::Participant(Fabric& fabric, const CallSpec& spec, SiteRegistry::Ins
   hasher.Add(std::span<const int64_t>(spec_.groups[static_cast<size_t>(group)]));
   key_ =
       hasher.Add(uint64_t{spec_.by_position}).Add(spec_.Hash()).Add(instance_.duplicate).Finish();
+  call_ = Hasher().Add(spec_.Hash()).Add(instance_.duplicate).Finish();
+  last_seen_ = LastSeenOf(fabric_.window(), static_cast<size_t>(fabric_.LocalIndex(rank)));
   peers_.resize(static_cast<size_t>(plan_.size));
   fabric_.Register(*this);
 }
@@ -64,6 +66,7 @@ Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
   // Sequentially consistent with the fabric's shutdown, which sets its flag and then waits for
   // active_ to become zero: either it sees this execution, or this one sees the flag below.
   active_.fetch_add(1, std::memory_order_seq_cst);
+  if (TraceRing* trace = fabric_.trace()) trace->Record({rank_, key_, run_id});
   Enter();
   Occurrence* occurrence = &occurrences_[next_occurrence_];
   if (occurrence->run_id != run_id || occurrence->count == 0) {
@@ -78,6 +81,7 @@ Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
     }
   }
   const uint32_t count = occurrence->count++;
+  const uint64_t entry = entries_++;
   if (idle_ops_.empty()) {
     ops_.push_back(std::make_unique<Op>(*this));
     idle_ops_.reserve(ops_.size());
@@ -86,7 +90,7 @@ Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
   Op* op = idle_ops_.back();
   idle_ops_.pop_back();
   Leave();
-  op->Reset(buffers, run_id, count);
+  op->Reset(buffers, run_id, count, entry);
   if (fabric_.shut_down()) {
     op->Fail(WithCaller(Status(Code::kCancelled, "jaxfabric was shut down")));
   }
@@ -101,8 +105,23 @@ void Participant::End(Op* op) {
   active_.fetch_sub(1, std::memory_order_release);
 }
 
+bool Participant::InStep(const Op& op) const {
+  const int peer = op.waiting_for();
+  if (peer < 0 || op.stage() == Op::Stage::kClaim) return false;
+  const LastSeen* seen = peers_[static_cast<size_t>(peer)].last_seen;
+  const uint64_t call = seen->call.load(std::memory_order_relaxed);
+  const uint64_t tag = seen->tag.load(std::memory_order_relaxed);
+  return (call == op.previous_call_ && tag == op.previous_tag_) ||
+         (call == call_ && tag == op.tag());
+}
+
 bool Participant::WaitInline(Op& op) {
   const Fabric::Waiting& policy = fabric_.waiting();
+  // A pause is about 15 ns, a clock twice that. With a core for every rank the thread keeps it:
+  // whoever sleeps or yields next to a busy process gets the core back a time slice later.
+  constexpr int kFreePauses = 1024;
+  const int free_rounds = policy.shared_cores ? 64 : kFreePauses;
+  constexpr int kYields = 64;
   int idle_rounds = 0;
   Clock::time_point start{};
   while (true) {
@@ -110,25 +129,27 @@ bool Participant::WaitInline(Op& op) {
     if (op.finished()) return true;
     if (moved) {
       idle_rounds = 0;
+      start = {};
       continue;
     }
     // The first execution waits for announcements and the launch clock: not worth a core.
     if (op.stage() == Op::Stage::kSetup) return false;
     ++idle_rounds;
-    if (idle_rounds <= policy.spins) {
+    if (idle_rounds <= free_rounds || (!policy.shared_cores && idle_rounds % 64 != 0)) {
       CpuPause();
       continue;
     }
     if (communicator_->poisoned()) return false;
-    if (idle_rounds <= policy.spins + policy.yields) {
+    const auto now = Clock::now();
+    if (start == Clock::time_point{}) start = now;
+    const Clock::duration limit = InStep(op) ? policy.in_step : policy.out_of_step;
+    if (now - start >= limit) return false;
+    if (!policy.shared_cores) continue;
+    if (idle_rounds <= free_rounds + kYields) {
       ::sched_yield();
       continue;
     }
-    const auto now = Clock::now();
-    if (start == Clock::time_point{}) start = now;
-    if (now - start > policy.inline_limit) return false;
-    fabric_.SleepUnless([&op] { return op.Advance() || op.finished(); },
-                        Deadline(start + policy.inline_limit));
+    fabric_.SleepUnless([&op] { return op.Advance() || op.finished(); }, Deadline(start + limit));
     if (op.finished()) return true;
   }
 }
@@ -240,14 +261,33 @@ bool Participant::SlotFree(SlotState& slot) {
   return true;
 }
 
-int Participant::TryClaimSlot(uint64_t tag) {
+int Participant::TryClaimSlot(uint64_t tag, uint64_t entry) {
   Enter();
+  // In the order of entry, which is the same for all devices of a process and nearly the same in
+  // all processes: ranks whose slots held entirely different launches would wait forever.
+  if (entry != claims_) {
+    Leave();
+    return -1;
+  }
+  // Two slots in turn are enough while ranks are in step. The others, once used, must be looked at
+  // all the same: after kDoneLog more executions the peers' logs no longer tell that they are free.
+  for (int index = 2; index < kSlots; ++index) SlotFree(slots_[index]);
+  // For the same reason no execution may be overtaken by too many others. Each of them needs this
+  // rank, so a peer that is done with the oldest has since done at most the claims after it and the
+  // kSlots - 1 before it that were under way.
+  for (SlotState& slot : slots_) {
+    if (slot.in_use && claims_ - slot.claim > kDoneLog - kSlots && !SlotFree(slot)) {
+      Leave();
+      return -1;
+    }
+  }
   const int order[kSlots] = {last_slot_ ^ 1, last_slot_, 2, 3};
   for (int index : order) {
     SlotState& slot = slots_[index];
     if (!SlotFree(slot)) continue;
     slot.in_use = true;
     slot.tag = tag;
+    slot.claim = claims_++;
     slot.complete.store(false, std::memory_order_relaxed);  // read under Enter() only
     std::fill(slot.confirmed.begin(), slot.confirmed.end(), uint8_t{0});
     slot.unconfirmed = slot.confirmed.size();

@@ -31,6 +31,7 @@ struct PeerView {
   pid_t pid = 0;
   std::byte* window = nullptr;
   Cell* cell = nullptr;
+  LastSeen* last_seen = nullptr;
 };
 
 class Participant {
@@ -74,6 +75,7 @@ class Participant {
 
   struct SlotState {
     uint64_t tag = 0;
+    uint64_t claim = 0;  // claims_ when it was taken
     bool in_use = false;
     // Written by the op's thread when it has finished, read under Enter().
     std::atomic<bool> complete{false};
@@ -92,7 +94,9 @@ class Participant {
   // Setup for an op: true when the instance is ready and the op's launch number known.
   bool Prepare(Op& op);
   bool ResolvePeers(int32_t launch);
-  int TryClaimSlot(uint64_t tag);
+  int TryClaimSlot(uint64_t tag, uint64_t entry);
+  // Whether the peer's last call is the one this rank did before `op`.
+  bool InStep(const Op& op) const;
   bool SlotFree(SlotState& slot);
   bool StagingFor(SlotState& slot, uint64_t bytes);
   bool DoneLogHas(int peer, uint64_t tag) const;
@@ -108,6 +112,8 @@ class Participant {
   const int group_;
   const int position_;
   uint64_t key_ = 0;
+  uint64_t call_ = 0;  // the instance, whatever the group: see LastSeen
+  LastSeen* last_seen_ = nullptr;
   std::optional<uint32_t> cell_;
   uint32_t cell_index_ = 0;
   Cell* mine_ = nullptr;
@@ -126,6 +132,9 @@ class Participant {
   std::atomic<int> active_{0};
   SlotState slots_[kSlots];
   int last_slot_ = 1;
+  uint64_t entries_ =
+      0;  // executions begun, and of them those that have a slot; guarded by Enter()
+  uint64_t claims_ = 0;
   std::atomic<uint64_t> last_done_{0};
   std::atomic<uint32_t> done_count_{0};
   std::vector<std::atomic<uint64_t>> peer_done_;  // by position: last tag seen as done

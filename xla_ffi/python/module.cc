@@ -4,10 +4,12 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -76,10 +78,10 @@ Options ParseOptions(const nb::dict& settings) {
       options.connect_timeout = nb::cast<double>(value);
     } else if (name == "segment_bytes") {
       options.segment_bytes = nb::cast<size_t>(value);
-    } else if (name == "spin_microseconds") {
-      options.spin_microseconds = nb::cast<double>(value);
-    } else if (name == "inline_microseconds") {
-      options.inline_microseconds = nb::cast<double>(value);
+    } else if (name == "in_step_microseconds") {
+      options.in_step_microseconds = nb::cast<double>(value);
+    } else if (name == "out_of_step_microseconds") {
+      options.out_of_step_microseconds = nb::cast<double>(value);
     } else if (name == "heartbeat") {
       continue;  // JAX's client does the heartbeats
     } else if (name == "log_level") {
@@ -127,17 +129,25 @@ class PyFabric {
   }
   std::vector<int> Left() const { return fabric_->Left(); }
   std::map<std::string, uint64_t> Counters() const { return fabric_->Counters(); }
+  void EnableTrace(size_t capacity) { fabric_->EnableTrace(capacity); }
+  std::vector<std::tuple<int64_t, uint64_t, int64_t>> Trace() const {
+    std::vector<std::tuple<int64_t, uint64_t, int64_t>> entries;
+    for (const TraceRing::Entry& entry : fabric_->Trace()) {
+      entries.emplace_back(entry.rank, entry.key, entry.run_id);
+    }
+    return entries;
+  }
 
  private:
   std::shared_ptr<Fabric> fabric_;
 };
 
-std::vector<std::pair<std::string, std::string>> ProbeAll() {
-  std::vector<std::pair<std::string, std::string>> found;
+std::map<std::string, std::string> TransportReasons() {
+  std::map<std::string, std::string> reasons;
   for (const TransportProbe& probe : ProbeTransports()) {
-    found.emplace_back(std::string(probe.name), probe.status.ToString());
+    reasons[std::string(probe.name)] = probe.status.ToString();
   }
-  return found;
+  return reasons;
 }
 
 }  // namespace
@@ -172,8 +182,8 @@ NB_MODULE(_ext, module) {
   module.def(
       "close_executable", [] { SiteRegistry::Get().CloseExecutable(); },
       "A compilation has ended: later call instances belong to other executables.");
-  module.def("probe_transports", &ProbeAll,
-             "(transport, 'OK' or why it cannot be used here) for every transport.");
+  module.def("transports", &TransportReasons,
+             "Transport name -> 'OK', or why it cannot be used here.");
 
   nb::class_<PyFabric>(module, "Fabric", "This process's end of the fabric.")
       .def(nb::init<int, int, std::vector<int64_t>, nb::dict>(), nb::arg("process_index"),
@@ -183,7 +193,10 @@ NB_MODULE(_ext, module) {
       .def("shutdown", &PyFabric::Shutdown)
       .def("failure", &PyFabric::Failure)
       .def("left", &PyFabric::Left, "Processes that have disconnected of their own accord.")
-      .def("counters", &PyFabric::Counters);
+      .def("counters", &PyFabric::Counters)
+      .def("enable_trace", &PyFabric::EnableTrace, nb::arg("capacity"),
+           "Records the entry of the next executions, in a ring of so many.")
+      .def("trace", &PyFabric::Trace, "(rank, instance, run id) per execution, oldest first.");
 }
 
 }  // namespace jaxfabric

@@ -1,0 +1,167 @@
+// How the processes of a job find each other: addresses, windows, and what all of them agree on.
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "collective/fabric.h"
+#include "os/process_memory.h"
+
+namespace jaxfabric {
+namespace {
+
+struct PublishedAddress {
+  int process = -1;
+  pid_t pid = 0;
+  std::string name, host, host_id;
+  std::vector<int64_t> ranks;
+};
+
+Result<PublishedAddress> ParseAddress(const std::string& address) {
+  WireReader reader(std::as_bytes(std::span(address.data(), address.size())));
+  PublishedAddress parsed;
+  parsed.process = static_cast<int>(reader.Get<uint32_t>());
+  parsed.pid = reader.Get<int32_t>();
+  parsed.name = reader.GetString();
+  parsed.host = reader.GetString();
+  parsed.host_id = reader.GetString();
+  parsed.ranks = reader.GetInts();
+  if (!reader.ok()) {
+    return Status(Code::kInvalidArgument,
+                  "an address is not one of this jaxfabric version: do all processes run the same "
+                  "version?");
+  }
+  return parsed;
+}
+
+}  // namespace
+
+std::string Fabric::Address() const {
+  WireWriter writer(MessageType::kHello);
+  writer.Add(static_cast<uint32_t>(process_)).Add(static_cast<int32_t>(::getpid()));
+  writer.Add(std::string_view(mesh_->name())).Add(std::string_view(host_));
+  writer.Add(std::string_view(host_id_)).Add(std::span<const int64_t>(local_ranks_));
+  const auto bytes = writer.bytes();
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+Status Fabric::Connect(const std::vector<std::string>& addresses) {
+  if (addresses.size() != peers_.size()) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("got ", addresses.size(), " addresses for ", peers_.size(), " processes"));
+  }
+  const Deadline deadline = Deadline::AfterSeconds(options_.connect_timeout);
+  std::vector<std::string> names;
+  size_t ranks = 0;
+  for (size_t process = 0; process < peers_.size(); ++process) {
+    JF_ASSIGN_OR_RETURN(PublishedAddress address, ParseAddress(addresses[process]));
+    if (address.process != static_cast<int>(process)) {
+      return Status(Code::kInvalidArgument,
+                    StrCat("address ", process, " belongs to process ", address.process,
+                           ": addresses go in process order"));
+    }
+    Peer& peer = peers_[process];
+    peer.pid = address.pid;
+    peer.host = address.host;
+    peer.ranks = address.ranks;
+    ranks += address.ranks.size();
+    names.push_back(address.name);
+    for (int64_t rank : address.ranks) {
+      if (!process_of_.emplace(rank, static_cast<int>(process)).second) {
+        return Status(Code::kInvalidArgument, StrCat("rank ", rank, " belongs to two processes"));
+      }
+    }
+    if (address.host_id != host_id_) {
+      return Status(
+          Code::kUnimplemented,
+          StrCat("process ", process, " on ", address.host, " does not share memory with process ",
+                 process_, " on ", host_,
+                 ": this version connects the processes of one host (and one container) only"));
+    }
+  }
+  Peer& self = peers_[static_cast<size_t>(process_)];
+  self.window = window_;
+  self.header = reinterpret_cast<WindowHeader*>(window_.data());
+
+  const EndpointAddress own = endpoint_->address();
+  WireWriter hello(MessageType::kHello);
+  hello.Add(static_cast<uint32_t>(process_)).Add(std::string_view(own.kind));
+  hello.Add(std::string_view(reinterpret_cast<const char*>(own.bytes.data()), own.bytes.size()));
+  hello.Add(reinterpret_cast<uint64_t>(window_.data()));
+  JF_ASSIGN_OR_RETURN(std::vector<Mesh::Greeting> greetings,
+                      mesh_->Connect(names, hello.bytes(), own.fds, deadline));
+  process_reads_ = peers_.size() > 1;
+  for (size_t process = 0; process < peers_.size(); ++process) {
+    if (static_cast<int>(process) == process_) continue;
+    JF_RETURN_IF_ERROR(Greet(static_cast<int>(process), greetings[process],
+                             std::move(greetings[process].hello.fds)));
+  }
+  JF_RETURN_IF_ERROR(AgreeOnProcessReads(deadline));
+
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  waiting_.shared_cores = ranks > cores;
+  const auto microseconds = [](double count) {
+    return std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double, std::micro>(count));
+  };
+  waiting_.in_step = microseconds(options_.in_step_microseconds);
+  waiting_.out_of_step = microseconds(options_.out_of_step_microseconds);
+
+  mesh_->Start({.on_message = [this](int process, WireReader& m) { OnMessage(process, m); },
+                .on_gone = [this](int process) { OnGone(process); }});
+  progress_ = std::thread([this] { ProgressLoop(); });
+  ::pthread_setname_np(progress_.native_handle(), "jf-progress");
+  return OkStatus();
+}
+
+Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<UniqueFd> fds) {
+  Peer& peer = peers_[static_cast<size_t>(process)];
+  WireReader reader(greeting.hello.bytes);
+  EndpointAddress address;
+  reader.Get<uint32_t>();
+  address.kind = reader.GetString();
+  const std::string bytes = reader.GetString();
+  const auto window_address = reader.Get<uint64_t>();
+  if (!reader.ok() || reader.type() != MessageType::kHello ||
+      greeting.credentials.pid != peer.pid) {
+    return Status(Code::kInvalidArgument, StrCat("process ", process, " sent a malformed hello"));
+  }
+  const auto* begin = reinterpret_cast<const std::byte*>(bytes.data());
+  address.bytes.assign(begin, begin + bytes.size());
+  JF_ASSIGN_OR_RETURN(peer.channel,
+                      endpoint_->Connect(address, std::move(fds),
+                                         Deadline::AfterSeconds(options_.connect_timeout)));
+  peer.window = peer.channel->peer_window();
+  peer.header = reinterpret_cast<WindowHeader*>(peer.window.data());
+  if (peer.window.size() < kWindowHeaderBytes || peer.header->magic != kWindowMagic ||
+      peer.header->process != static_cast<uint32_t>(process)) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("the window of process ", process, " is not ours"));
+  }
+  uint64_t magic = 0;
+  process_reads_ &= ReadProcessMemory(peer.pid, window_address, &magic, sizeof(magic)).ok() &&
+                    magic == kWindowMagic;
+  return OkStatus();
+}
+
+// Whether process_vm_readv works is decided by the one process for which it does not.
+Status Fabric::AgreeOnProcessReads(Deadline deadline) {
+  WireWriter ready(MessageType::kReady);
+  ready.Add(uint32_t{process_reads_});
+  mesh_->Broadcast(ready);
+  for (size_t process = 0; process < peers_.size(); ++process) {
+    if (static_cast<int>(process) == process_) continue;
+    JF_ASSIGN_OR_RETURN(SocketMessage message, mesh_->Receive(static_cast<int>(process), deadline));
+    WireReader reader(message.bytes);
+    const bool reads = reader.Get<uint32_t>() != 0;
+    if (!reader.ok() || reader.type() != MessageType::kReady) {
+      return Status(Code::kInvalidArgument,
+                    StrCat("process ", process, " sent a malformed answer"));
+    }
+    process_reads_ &= reads;
+  }
+  return OkStatus();
+}
+
+}  // namespace jaxfabric
