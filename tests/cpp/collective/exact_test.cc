@@ -1,0 +1,191 @@
+// Every op, size and type on real fabrics, in every composition of processes and ranks: each rank's
+// result is compared with the one result the contract allows.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "collective/world.h"
+
+namespace jaxfabric::testing {
+namespace {
+
+// Edges: nothing, one element, the publish line, a cache line, where algorithms change, a segment
+// and a ring, each with its neighbours.
+std::vector<size_t> EdgeCounts(size_t element) {
+  std::vector<size_t> counts = {0, 1};
+  for (size_t bytes : {40, 64, 1216, 2048, 4096, 8192, 65536}) {
+    const size_t count = bytes / element;
+    counts.insert(counts.end(), {count - 1, count, count + 1});
+  }
+  counts.push_back(100003 / element);
+  return counts;
+}
+
+std::string RunAll(LocalRanks& ranks, int local, size_t calls, int launches, uint64_t seed) {
+  std::mt19937_64 random(seed + static_cast<uint64_t>(ranks.position(local)));
+  std::vector<size_t> order(calls);
+  for (size_t i = 0; i < calls; ++i) order[i] = i;
+  std::string failures;
+  for (int launch = 0; launch < launches; ++launch) {
+    // Every rank in another order, as XLA does.
+    std::shuffle(order.begin(), order.end(), random);
+    std::vector<std::unique_ptr<LocalRanks::Execution>> executions(calls);
+    for (size_t call : order) executions[call] = ranks.Enter(call, local, launch);
+    for (size_t call : order) {
+      const Status status = ranks.Check(call, local, launch, *executions[call]);
+      if (!status.ok()) failures += status.ToString() + "\n";
+    }
+  }
+  return failures;
+}
+
+class ExactTest : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(ExactTest, EdgeSizes) {
+  World world(GetParam());
+  size_t calls = 0;
+  for (size_t count : EdgeCounts(4)) {
+    for (const Problem& problem : EveryKind(world.shape().size(), count)) {
+      calls = world.Add(problem) + 1;
+    }
+  }
+  EXPECT_EQ(world.OnEveryRank(
+                [&](LocalRanks& ranks, int local) { return RunAll(ranks, local, calls, 2, 1); }),
+            "");
+}
+
+TEST_P(ExactTest, EveryType) {
+  World world(GetParam());
+  size_t calls = 0;
+  for (DType dtype : {DType::kBool, DType::kInt8, DType::kInt16, DType::kInt64, DType::kUint32,
+                      DType::kFloat16, DType::kBfloat16, DType::kFloat64, DType::kComplex64,
+                      DType::kComplex128, DType::kFloat8E4M3FN, DType::kFloat8E5M2}) {
+    for (size_t count : {3, 1001, 20011}) {
+      for (const Problem& problem : EveryKind(world.shape().size(), count, dtype)) {
+        calls = world.Add(problem) + 1;
+      }
+    }
+  }
+  EXPECT_EQ(world.OnEveryRank(
+                [&](LocalRanks& ranks, int local) { return RunAll(ranks, local, calls, 1, 2); }),
+            "");
+}
+
+TEST_P(ExactTest, LargeBlocks) {
+  World world(GetParam());
+  const auto n = static_cast<size_t>(world.shape().size());
+  size_t calls = 0;
+  // Around a ring of 1 MiB, and several times around it.
+  for (size_t bytes : {1048576 / n - 4, 1048576 / n, 1048576 / n + 4, size_t{2500004}}) {
+    for (const Problem& problem : EveryKind(world.shape().size(), bytes / 4)) {
+      calls = world.Add(problem) + 1;
+    }
+  }
+  EXPECT_EQ(world.OnEveryRank([&](LocalRanks& ranks, int local) {
+    std::string failures;
+    for (size_t call = 0; call < calls; ++call) {
+      for (int launch = 0; launch < 2; ++launch) {
+        const Status status = ranks.Run(call, local, launch);
+        if (!status.ok()) failures += status.ToString() + "\n";
+      }
+    }
+    return failures;
+  }),
+            "");
+}
+
+// So little staging that executions live on their cells' reserve.
+TEST_P(ExactTest, ScarceStaging) {
+  Options options = TestOptions();
+  options.segment_bytes = 256 * 1024;
+  World world(GetParam(), options);
+  size_t calls = 0;
+  for (size_t count : {100, 3000, 20000}) {
+    for (const Problem& problem : EveryKind(world.shape().size(), count)) {
+      // Cells are scarce as well: a quarter of the segment.
+      if (calls < 24) calls = world.Add(problem) + 1;
+    }
+  }
+  EXPECT_EQ(world.OnEveryRank(
+                [&](LocalRanks& ranks, int local) { return RunAll(ranks, local, calls, 4, 3); }),
+            "");
+}
+
+// Launches of one program that enter in another order on every rank.
+TEST_P(ExactTest, OutOfOrderLaunches) {
+  World world(GetParam());
+  const std::vector<Problem> problems = EveryKind(world.shape().size(), 5000);
+  for (const Problem& problem : problems) world.Add(problem);
+  EXPECT_EQ(world.OnEveryRank([&](LocalRanks& ranks, int local) {
+    std::mt19937_64 random(static_cast<uint64_t>(ranks.position(local)));
+    std::string failures;
+    // The first launch settles the clock alone.
+    for (size_t call = 0; call < problems.size(); ++call) {
+      const Status status = ranks.Run(call, local, 0);
+      if (!status.ok()) failures += status.ToString() + "\n";
+    }
+    for (int window = 0; window < 25; ++window) {
+      std::vector<std::pair<size_t, int>> order;
+      for (int launch = 0; launch < kSlots; ++launch) {
+        for (size_t call = 0; call < problems.size(); ++call) {
+          order.emplace_back(call, 1 + window * kSlots + launch);
+        }
+      }
+      std::shuffle(order.begin(), order.end(), random);
+      std::vector<std::unique_ptr<LocalRanks::Execution>> executions;
+      for (auto [call, launch] : order) executions.push_back(ranks.Enter(call, local, launch));
+      for (size_t i = 0; i < order.size(); ++i) {
+        const auto [call, launch] = order[i];
+        const Status status = ranks.Check(call, local, launch, *executions[i]);
+        if (!status.ok()) failures += status.ToString() + "\n";
+      }
+    }
+    return failures;
+  }),
+            "");
+}
+
+// A rank that only sends runs ahead until its slots are used up, and goes on when they are free.
+TEST_P(ExactTest, OneWaySenderRunsAhead) {
+  World world(GetParam());
+  for (size_t count : {5, 3000, 60000}) {
+    Problem problem{OpKind::kPermute,
+                    DType::kInt32,
+                    count,
+                    world.shape().size(),
+                    ReduceOp::kSum,
+                    {0, world.shape().size() - 1},
+                    0};
+    world.Add(problem);
+  }
+  EXPECT_EQ(world.OnEveryRank([&](LocalRanks& ranks, int local) {
+    std::string failures;
+    for (size_t call = 0; call < 3; ++call) {
+      std::vector<std::unique_ptr<LocalRanks::Execution>> executions;
+      for (int launch = 0; launch < 64; ++launch) {
+        executions.push_back(ranks.Enter(call, local, launch));
+      }
+      for (int launch = 0; launch < 64; ++launch) {
+        const Status status =
+            ranks.Check(call, local, launch, *executions[static_cast<size_t>(launch)]);
+        if (!status.ok()) failures += status.ToString() + "\n";
+      }
+    }
+    return failures;
+  }),
+            "");
+}
+
+std::string ShapeName(const ::testing::TestParamInfo<Shape>& info) {
+  return std::to_string(info.param.processes) + "x" + std::to_string(info.param.ranks_each);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ExactTest,
+                         ::testing::Values(Shape{1, 1}, Shape{1, 2}, Shape{1, 4}, Shape{1, 7},
+                                           Shape{2, 1}, Shape{3, 1}, Shape{2, 2}, Shape{4, 2},
+                                           Shape{8, 1}),
+                         ShapeName);
+
+}  // namespace
+}  // namespace jaxfabric::testing

@@ -1,0 +1,99 @@
+// Fabrics of several processes, played by threads of one or by forked children, and ranks that
+// execute collectives on them without XLA.
+#pragma once
+
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/fabric.h"
+#include "collective/participant.h"
+#include "collective/problem.h"
+
+namespace jaxfabric::testing {
+
+// Short limits: a test that would hang fails instead.
+Options TestOptions();
+
+struct Shape {
+  int processes = 1;
+  int ranks_each = 2;
+  int size() const { return processes * ranks_each; }
+  // Ids are not consecutive between processes, as JAX's are not.
+  std::vector<int64_t> LocalIds(int process) const;
+  std::vector<int64_t> Ids() const;
+};
+
+// The ranks of one process: a fabric, and per problem and local rank a participant.
+class LocalRanks {
+ public:
+  LocalRanks(Fabric& fabric, Shape shape);
+  ~LocalRanks();
+
+  // Adds one call instance for each local rank. Sites are numbered in this order.
+  size_t Add(const Problem& problem);
+  // The same instance again: equal attributes, another duplicate index.
+  size_t AddDuplicate(const Problem& problem, uint64_t site, uint32_t duplicate);
+  void Drop(size_t call);
+
+  struct Execution {
+    Bytes input;
+    Bytes output;
+    std::future<Status> done;
+  };
+  // Enters launch `launch` of a call on a local rank, as XLA's thread would.
+  std::unique_ptr<Execution> Enter(size_t call, int local, int launch);
+  // Waits for the end; OK when the bytes are right.
+  Status Check(size_t call, int local, int launch, Execution& execution);
+  Status Run(size_t call, int local, int launch);
+
+  Participant& participant(size_t call, int local) {
+    return *calls_[call].participants[static_cast<size_t>(local)];
+  }
+  int position(int local) const { return fabric_.process() * shape_.ranks_each + local; }
+  size_t calls() const { return calls_.size(); }
+  Fabric& fabric() { return fabric_; }
+
+ private:
+  struct Call {
+    Problem problem;
+    std::vector<std::unique_ptr<Participant>> participants;
+  };
+  Fabric& fabric_;
+  const Shape shape_;
+  // Run ids start somewhere else in every process, as with a program from the compilation cache.
+  const int64_t first_run_id_;
+  std::shared_ptr<LaunchClock> clock_ = std::make_shared<LaunchClock>();
+  std::vector<Call> calls_;
+};
+
+// All processes of a job inside this one.
+class World {
+ public:
+  explicit World(Shape shape, Options options = TestOptions());
+  ~World();
+
+  const Shape& shape() const { return shape_; }
+  Fabric& fabric(int process) { return *fabrics_[static_cast<size_t>(process)]; }
+  LocalRanks& ranks(int process) { return *ranks_[static_cast<size_t>(process)]; }
+  size_t Add(const Problem& problem);
+  // Runs body(process, local) on one thread per rank and returns the failures, joined.
+  std::string OnEveryRank(const std::function<std::string(LocalRanks&, int local)>& body);
+  void Shutdown();
+
+ private:
+  const Shape shape_;
+  std::vector<std::unique_ptr<Fabric>> fabrics_;
+  std::vector<std::unique_ptr<LocalRanks>> ranks_;
+};
+
+// The same body in forked processes: body(ranks) returns what went wrong, "" if nothing did. The
+// body runs in every child; its fabric is shut down afterwards.
+std::string InForkedProcesses(Shape shape, Options options,
+                              const std::function<std::string(LocalRanks&)>& body);
+
+// One thread per local rank.
+std::string OnThreads(int count, const std::function<std::string(int)>& body);
+
+}  // namespace jaxfabric::testing
