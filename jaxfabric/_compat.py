@@ -94,6 +94,32 @@ def connect_distributed_client(
 # --- end of jax.distributed ---
 
 
+# --- launches ---
+# An executable's first run id is the low half of a hash of its fingerprint, then one more for every
+# launch (jaxlib's py_executable.cc). Client.live_executables() and LoadedExecutable.fingerprint are
+# not documented. Seen in 0.10.2 and 0.12.0.1; without them the core waits a little before an
+# executable's first collective.
+
+_fingerprints: set[bytes] = set()
+
+
+def new_fingerprints() -> list[bytes]:
+    """Fingerprints of this process's CPU executables that it has not returned before."""
+    import jax
+
+    try:
+        executables = jax.local_devices(backend="cpu")[0].client.live_executables()
+        found = {executable.fingerprint for executable in executables}
+    except (AttributeError, RuntimeError):
+        return []
+    new = [value for value in found - _fingerprints if isinstance(value, bytes)]
+    _fingerprints.update(new)
+    return new
+
+
+# --- end of launches ---
+
+
 # --- tracing and lowering of collectives ---
 # jax._src.{config, core, effects, source_info_util}, jax._src.lax.parallel, the lowering context of
 # jax._src.interpreters.mlir. Read in 0.10.2 and 0.12.0.1. Imported inside the functions, so that

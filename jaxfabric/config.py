@@ -45,7 +45,8 @@ class Config:
     segment_bytes: int = _field(16 << 20, "shared memory per rank, in bytes (or 16M, 1GiB)", 65536)
     heartbeat: float = _field(100.0, "a process silent for so long is dead (other hosts)", 1)
     in_step_microseconds: float = _field(
-        20000.0, "wait for a rank that is on its way, on the caller's thread, before others take over"
+        20000.0,
+        "wait for a rank that is on its way, on the caller's thread, before others take over",
     )
     out_of_step_microseconds: float = _field(
         200.0, "the same for a rank whose last collective was another one"

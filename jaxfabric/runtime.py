@@ -278,6 +278,8 @@ def _register(ext: Any) -> None:  # noqa: ANN401
         return
     import jax
 
+    from jaxfabric import _compat
+
     for name, registration in ext.type_registrations().items():
         jax.ffi.register_ffi_type(name, registration, platform="cpu")
     for name, stages in ext.registrations().items():
@@ -288,6 +290,8 @@ def _register(ext: Any) -> None:  # noqa: ANN401
         del duration
         if event.endswith("backend_compile_duration"):
             ext.close_executable()
+            for fingerprint in _compat.new_fingerprints():
+                ext.add_fingerprint(fingerprint)
 
     jax.monitoring.register_event_duration_secs_listener(on_duration)
     _registered = True

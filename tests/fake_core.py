@@ -57,6 +57,7 @@ def module(ffi=(0, 3)) -> types.ModuleType:
     fake.type_registrations = lambda: {"jaxfabric_type": {"type_id": "capsule"}}
     fake.ffi_version = lambda: ffi
     fake.close_executable = lambda: None
+    fake.add_fingerprint = lambda fingerprint: None
     return fake
 
 

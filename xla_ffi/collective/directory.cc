@@ -9,7 +9,7 @@ namespace jaxfabric {
 WireWriter Directory::Announcement::ToMessage() const {
   WireWriter message(MessageType::kInstance);
   message.Add(key).Add(size).Add(position).Add(member.rank).Add(member.cell);
-  message.Add(member.first_launch).Add(std::string_view(label)).Add(std::string_view(source));
+  message.Add(std::string_view(label)).Add(std::string_view(source));
   return message;
 }
 
@@ -21,7 +21,6 @@ std::optional<Directory::Announcement> Directory::Announcement::FromMessage(Wire
   announcement.position = message.Get<uint32_t>();
   announcement.member.rank = message.Get<int64_t>();
   announcement.member.cell = message.Get<uint32_t>();
-  announcement.member.first_launch = message.Get<int32_t>();
   announcement.label = message.GetString();
   announcement.source = message.GetString();
   announcement.member.process = process;
@@ -49,15 +48,10 @@ std::optional<std::vector<Directory::Member>> Directory::Complete(uint64_t key) 
   const auto found = instances_.find(key);
   if (found == instances_.end()) return std::nullopt;
   std::vector<Member> members;
-  bool one_process = true;
-  bool same_launch = true;
   for (const auto& member : found->second.members) {
     if (!member) return std::nullopt;
     members.push_back(*member);
-    one_process &= member->process == members[0].process;
-    same_launch &= member->first_launch == members[0].first_launch;
   }
-  if (!same_launch && !one_process) return std::nullopt;
   return members;
 }
 

@@ -19,7 +19,6 @@ class Directory {
     int64_t rank = -1;
     int process = -1;
     uint32_t cell = 0;
-    int32_t first_launch = 0;
     bool retired = false;
   };
   struct Announcement {
@@ -36,8 +35,7 @@ class Directory {
   };
 
   void Add(const Announcement& announcement);
-  // All members by position, once all have announced the same first launch; ranks of one process
-  // need not agree on that, because they count with one clock.
+  // All members by position, once all have announced themselves.
   std::optional<std::vector<Member>> Complete(uint64_t key) const;
   // The member at a position, if it has announced itself.
   std::optional<Member> Find(uint64_t key, uint32_t position) const;

@@ -218,12 +218,12 @@ void Fabric::FreeRetiredCells(uint64_t key) {
   retired_cells_.erase(begin, end);
 }
 
-void Fabric::Announce(const Participant& participant, int32_t launch) {
+void Fabric::Announce(const Participant& participant) {
   Directory::Announcement announcement;
   announcement.key = participant.key();
   announcement.size = static_cast<uint32_t>(participant.plan().size);
   announcement.position = static_cast<uint32_t>(participant.position());
-  announcement.member = {participant.rank(), process_, participant.cell_index(), launch, false};
+  announcement.member = {participant.rank(), process_, participant.cell_index(), false};
   announcement.label = participant.spec().label;
   announcement.source = SiteRegistry::Get().Source(participant.spec().site);
   directory_.Add(announcement);

@@ -94,7 +94,7 @@ class Fabric {
 
   void Register(Participant& participant);
   void Unregister(Participant& participant);
-  void Announce(const Participant& participant, int32_t launch);
+  void Announce(const Participant& participant);
   PeerView View(const Directory::Member& member) const;
   WindowHeader* Bell(int process) const { return peers_[static_cast<size_t>(process)].header; }
   std::shared_ptr<Communicator> CommunicatorFor(const std::vector<int64_t>& ranks,

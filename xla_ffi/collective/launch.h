@@ -6,13 +6,18 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "base/deadline.h"
 
 namespace jaxfabric {
+
+// FarmHash's Fingerprint64 of 33 to 64 bytes; nothing for other lengths.
+std::optional<uint64_t> FarmFingerprint(std::string_view text);
 
 // Turns run ids into launch numbers for the instances of one executable.
 //
@@ -29,6 +34,8 @@ class LaunchClock {
   //
   // Every fabric counts from the start: after a failure ranks may have launched a program a
   // different number of times, and they begin anew together.
+  //
+  // For the first fabric of a process nothing has to settle where the registry knows the base.
   std::optional<int32_t> Launch(int64_t run_id, uint64_t fabric_serial);
 
  private:
@@ -61,6 +68,13 @@ class SiteRegistry {
   // The same, if `clock` is that of the executable being filled: one of its instances executes.
   void CloseExecutable(const LaunchClock* clock);
 
+  // Tells the run id of an executable's first launch, as JAX derives it from the executable's
+  // fingerprint. Several threads may launch an executable at once the first time; then the smallest
+  // run id that has entered need not be the first one.
+  void AddFingerprint(std::string_view fingerprint);
+  // The first run id of the executable that has launched `run_id` lately, where it is known.
+  std::optional<int32_t> FirstRunId(int64_t run_id);
+
   void SetSource(uint64_t site, std::string source);
   // "train.py:42", or "unknown line" for a program that this process did not lower.
   std::string Source(uint64_t site);
@@ -70,6 +84,7 @@ class SiteRegistry {
   std::unordered_map<uint64_t, uint32_t> counts_;
   std::unordered_map<uint64_t, std::string> sources_;
   std::shared_ptr<LaunchClock> open_;
+  std::set<uint32_t> first_run_ids_;
 };
 
 }  // namespace jaxfabric

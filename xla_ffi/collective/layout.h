@@ -47,8 +47,8 @@ struct alignas(64) PublishLine {
   // staged bytes announced by it, and zeroed progress counters.
   std::atomic<uint64_t> tag;
   // The owner's last completed execution: frees the slot of a peer without another cache miss.
-  uint64_t previous_done;
-  uint32_t header;  // hash of op, type, size, reduction and site
+  std::atomic<uint64_t> previous_done;
+  std::atomic<uint32_t> header;  // hash of op, type, size, reduction and site
   Placement placement;
   union {
     std::byte payload[kInlineBytes];  // kInline

@@ -151,7 +151,9 @@ bool Op::PlaceStaging(size_t ring_bytes) {
       const uint64_t reserve_ring = kReserveBytes / rings / 64 * 64;
       bool taken = reserve_ring == 0;
       participant.Enter();
-      for (const auto& other : participant.slots_) taken |= other.reserve;
+      for (auto& other : participant.slots_) {
+        taken |= other.reserve && !participant.SlotFree(other);
+      }
       if (!taken) slot.reserve = true;
       participant.Leave();
       if (taken) return false;
@@ -178,8 +180,9 @@ void Op::Publish() {
   mine_->produce.results.store(0, std::memory_order_release);
   mine_->consume.consumed.store(0, std::memory_order_release);
   mine_->consume.results_consumed.store(0, std::memory_order_release);
-  line.previous_done = participant_.last_done_.load(std::memory_order_relaxed);
-  line.header = plan.header;
+  line.previous_done.store(participant_.last_done_.load(std::memory_order_relaxed),
+                           std::memory_order_release);
+  line.header.store(plan.header, std::memory_order_relaxed);
   if (plan.readers.empty()) {
     line.placement = Placement::kNone;
   } else if (plan.inlined) {
@@ -221,14 +224,16 @@ Slot* Op::Find(int peer) {
     Slot& slot = cell->slots[(slot_ + i) % kSlots];
     // Acquire: pairs with Publish().
     if (slot.publish.tag.load(std::memory_order_acquire) != tag_) continue;
-    if (slot.publish.header != participant_.plan().header) {
+    // Atomic, as below: the owner may not have to wait for this rank, and publish its next
+    // execution meanwhile. Relaxed: the header is the same then.
+    if (slot.publish.header.load(std::memory_order_relaxed) != participant_.plan().header) {
       const Status mismatch = participant_.fabric().HeaderMismatch(participant_, peer);
       participant_.fabric().ReportFailure(mismatch);
       Fail(mismatch);
       return nullptr;
     }
-    participant_.peer_done_[static_cast<size_t>(peer)].store(slot.publish.previous_done,
-                                                             std::memory_order_release);
+    participant_.peer_done_[static_cast<size_t>(peer)].store(
+        slot.publish.previous_done.load(std::memory_order_acquire), std::memory_order_release);
     found = &slot;
     return found;
   }
@@ -240,7 +245,9 @@ uint64_t Op::ConsumedBy(int peer, bool results) {
   Slot* slot = Find(peer);
   if (!slot) {
     // Not there: either it has not begun, or it has finished and moved on.
-    return participant_.DoneLogHas(peer, tag_) ? everything : 0;
+    const auto& readers = participant_.plan().readers;
+    const auto reader = std::lower_bound(readers.begin(), readers.end(), peer) - readers.begin();
+    return participant_.ReaderDone(static_cast<size_t>(reader), slot_, tag_) ? everything : 0;
   }
   const auto& counter = results ? slot->consume.results_consumed : slot->consume.consumed;
   // Acquire: the reader's loads from the ring come before our next stores to it.
@@ -253,9 +260,8 @@ bool Op::Linger() {
   // Everybody who may touch this rank's buffers has to be done before XLA gets them back.
   const auto& readers = participant_.plan().readers;
   while (next_reader_ < readers.size()) {
-    const int reader = readers[next_reader_];
-    if (!participant_.DoneLogHas(reader, tag_)) {
-      waiting_for_ = reader;
+    if (!participant_.ReaderDone(next_reader_, slot_, tag_)) {
+      waiting_for_ = readers[next_reader_];
       return false;
     }
     ++next_reader_;

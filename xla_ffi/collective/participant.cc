@@ -121,7 +121,9 @@ bool Participant::WaitInline(Op& op) {
   // whoever sleeps or yields next to a busy process gets the core back a time slice later.
   constexpr int kFreePauses = 1024;
   const int free_rounds = policy.shared_cores ? 64 : kFreePauses;
-  constexpr int kYields = 64;
+  // Sharing a core, it yields for a while before it sleeps: a yield costs the others nothing, a
+  // sleep costs a wake-up on both sides, and next to a busy process a time slice.
+  constexpr Clock::duration kYielding = std::chrono::milliseconds(1);
   int idle_rounds = 0;
   Clock::time_point start{};
   while (true) {
@@ -145,7 +147,7 @@ bool Participant::WaitInline(Op& op) {
     const Clock::duration limit = InStep(op) ? policy.in_step : policy.out_of_step;
     if (now - start >= limit) return false;
     if (!policy.shared_cores) continue;
-    if (idle_rounds <= free_rounds + kYields) {
+    if (now - start < kYielding) {
       ::sched_yield();
       continue;
     }
@@ -183,7 +185,7 @@ bool Participant::Prepare(Op& op) {
   }
   const auto launch = static_cast<int32_t>(static_cast<uint32_t>(op.run_id()) - launch_base_);
   if (!ready()) {
-    if (!ResolvePeers(launch)) {
+    if (!ResolvePeers()) {
       Leave();
       return false;
     }
@@ -205,16 +207,13 @@ bool Participant::Prepare(Op& op) {
   return true;
 }
 
-bool Participant::ResolvePeers(int32_t launch) {
+bool Participant::ResolvePeers() {
   if (!cell_) {
     cell_ = fabric_.TryAllocateCell();
     if (!cell_) return false;  // the progress thread reports it at the deadline
     cell_index_ = *cell_;
     mine_ = fabric_.OwnCell(*cell_);
-  }
-  if (!announced_launch_ || launch < *announced_launch_) {
-    announced_launch_ = launch;
-    fabric_.Announce(*this, launch);
+    fabric_.Announce(*this);
   }
   const auto members = fabric_.directory().Complete(key_);
   if (!members || static_cast<int>(members->size()) != plan_.size) return false;
@@ -238,25 +237,39 @@ bool Participant::ResolvePeers(int32_t launch) {
   sizes.output_bytes = plan_.output_bytes;
   sizes.dtype = plan_.dtype;
   plan_ = Plan(spec_, plan_.size, position_, sizes, fabric_.topology(one_process));
-  for (SlotState& slot : slots_) slot.confirmed.assign(plan_.readers.size(), 0);
+  for (SlotState& slot : slots_) {
+    slot.confirmed = std::vector<std::atomic<bool>>(plan_.readers.size());
+  }
   return true;
+}
+
+bool Participant::ReaderDone(size_t reader, int slot, uint64_t tag) const {
+  const auto& confirmed = slots_[slot].confirmed[reader];
+  // Acquire: what ConfirmReaders() acquired from the reader.
+  return confirmed.load(std::memory_order_acquire) || DoneLogHas(plan_.readers[reader], tag);
+}
+
+void Participant::ConfirmReaders(SlotState& slot) {
+  slot.looked_at = claims_;
+  for (size_t i = 0; slot.unconfirmed > 0 && i < plan_.readers.size(); ++i) {
+    if (slot.confirmed[i].load(std::memory_order_relaxed)) continue;
+    const int reader = plan_.readers[i];
+    // Acquire, here and in DoneLogHas: the reader's last loads come before our next stores.
+    if (peer_done_[static_cast<size_t>(reader)].load(std::memory_order_acquire) != slot.tag &&
+        !DoneLogHas(reader, slot.tag)) {
+      continue;
+    }
+    slot.confirmed[i].store(true, std::memory_order_release);
+    --slot.unconfirmed;
+  }
 }
 
 bool Participant::SlotFree(SlotState& slot) {
   if (!slot.in_use) return true;
   // Acquire: the op's last accesses to the slot come before its reuse.
   if (!slot.complete.load(std::memory_order_acquire)) return false;
-  for (size_t i = 0; slot.unconfirmed > 0 && i < plan_.readers.size(); ++i) {
-    if (slot.confirmed[i]) continue;
-    const int reader = plan_.readers[i];
-    // Acquire, here and in DoneLogHas: the reader's last loads come before our next stores.
-    if (peer_done_[static_cast<size_t>(reader)].load(std::memory_order_acquire) != slot.tag &&
-        !DoneLogHas(reader, slot.tag)) {
-      return false;
-    }
-    slot.confirmed[i] = 1;
-    --slot.unconfirmed;
-  }
+  ConfirmReaders(slot);
+  if (slot.unconfirmed > 0) return false;
   slot.in_use = slot.reserve = false;
   return true;
 }
@@ -269,17 +282,11 @@ int Participant::TryClaimSlot(uint64_t tag, uint64_t entry) {
     Leave();
     return -1;
   }
-  // Two slots in turn are enough while ranks are in step. The others, once used, must be looked at
-  // all the same: after kDoneLog more executions the peers' logs no longer tell that they are free.
-  for (int index = 2; index < kSlots; ++index) SlotFree(slots_[index]);
-  // For the same reason no execution may be overtaken by too many others. Each of them needs this
-  // rank, so a peer that is done with the oldest has since done at most the claims after it and the
-  // kSlots - 1 before it that were under way.
+  // A reader's log tells for kDoneLog executions that it was done with one. Each of them needs this
+  // rank: they are among the claims since, and the kSlots - 1 executions under way before. So a
+  // look every so many claims misses nothing, however long a slot stays in use.
   for (SlotState& slot : slots_) {
-    if (slot.in_use && claims_ - slot.claim > kDoneLog - kSlots && !SlotFree(slot)) {
-      Leave();
-      return -1;
-    }
+    if (slot.in_use && claims_ - slot.looked_at >= kDoneLog - kSlots) ConfirmReaders(slot);
   }
   const int order[kSlots] = {last_slot_ ^ 1, last_slot_, 2, 3};
   for (int index : order) {
@@ -287,9 +294,9 @@ int Participant::TryClaimSlot(uint64_t tag, uint64_t entry) {
     if (!SlotFree(slot)) continue;
     slot.in_use = true;
     slot.tag = tag;
-    slot.claim = claims_++;
+    slot.looked_at = claims_++;
     slot.complete.store(false, std::memory_order_relaxed);  // read under Enter() only
-    std::fill(slot.confirmed.begin(), slot.confirmed.end(), uint8_t{0});
+    for (auto& confirmed : slot.confirmed) confirmed.store(false, std::memory_order_relaxed);
     slot.unconfirmed = slot.confirmed.size();
     if (index < 2) last_slot_ = index;
     Leave();

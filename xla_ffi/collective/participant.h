@@ -75,11 +75,12 @@ class Participant {
 
   struct SlotState {
     uint64_t tag = 0;
-    uint64_t claim = 0;  // claims_ when it was taken
+    uint64_t looked_at = 0;  // claims_ when the readers' logs were last looked at
     bool in_use = false;
     // Written by the op's thread when it has finished, read under Enter().
     std::atomic<bool> complete{false};
-    std::vector<uint8_t> confirmed;  // by index in plan_.readers
+    // By index in plan_.readers: that reader is done. Set under Enter(), read by the op's thread.
+    std::vector<std::atomic<bool>> confirmed;
     size_t unconfirmed = 0;
     StagingPool::Block staging;  // kept between executions
     bool reserve = false;
@@ -93,10 +94,13 @@ class Participant {
 
   // Setup for an op: true when the instance is ready and the op's launch number known.
   bool Prepare(Op& op);
-  bool ResolvePeers(int32_t launch);
+  bool ResolvePeers();
   int TryClaimSlot(uint64_t tag, uint64_t entry);
   // Whether the peer's last call is the one this rank did before `op`.
   bool InStep(const Op& op) const;
+  // The reader (an index in plan_.readers) needs nothing of this execution any more.
+  bool ReaderDone(size_t reader, int slot, uint64_t tag) const;
+  void ConfirmReaders(SlotState& slot);
   bool SlotFree(SlotState& slot);
   bool StagingFor(SlotState& slot, uint64_t bytes);
   bool DoneLogHas(int peer, uint64_t tag) const;
@@ -125,8 +129,6 @@ class Participant {
   std::atomic<bool> ready_{false};
   bool launch_known_ = false;
   uint32_t launch_base_ = 0;  // run id of launch 0
-  std::optional<int32_t> announced_launch_;
-  std::optional<int32_t> first_launch_;
 
   std::atomic<bool> entered_{false};
   std::atomic<int> active_{0};

@@ -182,6 +182,12 @@ NB_MODULE(_ext, module) {
   module.def(
       "close_executable", [] { SiteRegistry::Get().CloseExecutable(); },
       "A compilation has ended: later call instances belong to other executables.");
+  module.def(
+      "add_fingerprint",
+      [](const nb::bytes& fingerprint) {
+        SiteRegistry::Get().AddFingerprint({fingerprint.c_str(), fingerprint.size()});
+      },
+      nb::arg("fingerprint"), "Names an executable that may be launched from now on.");
   module.def("transports", &TransportReasons,
              "Transport name -> 'OK', or why it cannot be used here.");
 
