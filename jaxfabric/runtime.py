@@ -286,8 +286,8 @@ def _register(ext: Any) -> None:  # noqa: ANN401
         jax.ffi.register_ffi_target(name, stages, platform="cpu", api_version=1)
 
     # Tells the executables apart whose call instances the core numbers, see docs/matching.md.
-    def on_duration(event: str, duration: float, **_: Any) -> None:  # noqa: ANN401
-        del duration
+    def on_duration(event: str, duration_secs: float, **_: str | int) -> None:
+        del duration_secs
         if event.endswith("backend_compile_duration"):
             ext.close_executable()
             for fingerprint in _compat.new_fingerprints():
