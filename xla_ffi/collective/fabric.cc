@@ -221,7 +221,7 @@ void Fabric::FreeRetiredCells(uint64_t key) {
 void Fabric::Announce(const Participant& participant) {
   Directory::Announcement announcement;
   announcement.key = participant.key();
-  announcement.size = static_cast<uint32_t>(participant.plan().size);
+  announcement.size = static_cast<uint32_t>(participant.size());
   announcement.position = static_cast<uint32_t>(participant.position());
   announcement.member = {participant.rank(), process_, participant.cell_index(), false};
   announcement.label = participant.spec().label;

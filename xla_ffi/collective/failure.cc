@@ -20,14 +20,14 @@ Status Fabric::DeadlineError(Op& op, double seconds) {
   Participant& participant = op.participant();
   std::string text = StrCat("rank ", participant.rank(), " waited ", seconds, " s in ",
                             participant.DescribeCall());
-  if (op.stage() == Op::Stage::kSetup && !participant.cell_) {
+  if (op.stage() == Op::Stage::kSetup && !participant.has_cell()) {
     return Status(Code::kResourceExhausted,
                   StrCat(text, ": no cell is free for one more collective call (", cell_count_,
                          " are in use); raise JAXFABRIC_SEGMENT_BYTES"));
   }
   std::vector<int> late;
   if (op.stage() == Op::Stage::kSetup) {
-    for (int position = 0; position < participant.plan().size; ++position) {
+    for (int position = 0; position < participant.size(); ++position) {
       if (!directory_.Find(participant.key(), static_cast<uint32_t>(position))) {
         late.push_back(position);
       }
@@ -179,7 +179,7 @@ void Fabric::OnStuck(WireReader& message) {
 
 bool Fabric::MayCome(const Participant& participant) const {
   std::set<int64_t> announced;
-  for (int position = 0; position < participant.plan().size; ++position) {
+  for (int position = 0; position < participant.size(); ++position) {
     const auto member = directory_.Find(participant.key(), static_cast<uint32_t>(position));
     if (member) announced.insert(member->rank);
   }

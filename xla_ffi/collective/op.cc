@@ -21,7 +21,7 @@ void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint
   mine_ = nullptr;
   waiting_for_ = -1;
   sources_found_ = false;
-  const auto size = static_cast<size_t>(participant_.plan().size);
+  const auto size = static_cast<size_t>(participant_.size());
   if (found_.size() != size) {
     found_.resize(size);
     operands_.resize(size);
@@ -83,7 +83,7 @@ bool Op::Advance() {
 }
 
 bool Op::Setup() {
-  if (participant_.plan().size == 1) {
+  if (participant_.size() == 1) {
     RunLocal();
     return true;
   }

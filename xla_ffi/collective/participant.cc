@@ -62,6 +62,13 @@ void Participant::Leave() {
   entered_.store(false, std::memory_order_release);
 }
 
+bool Participant::has_cell() {
+  Enter();
+  const bool found = cell_.has_value();
+  Leave();
+  return found;
+}
+
 Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
   // Sequentially consistent with the fabric's shutdown, which sets its flag and then waits for
   // active_ to become zero: either it sees this execution, or this one sees the flag below.
@@ -216,7 +223,7 @@ bool Participant::ResolvePeers() {
     fabric_.Announce(*this);
   }
   const auto members = fabric_.directory().Complete(key_);
-  if (!members || static_cast<int>(members->size()) != plan_.size) return false;
+  if (!members || static_cast<int>(members->size()) != size()) return false;
   std::vector<int64_t> ranks;
   bells_.clear();
   bool one_process = true;
@@ -236,7 +243,9 @@ bool Participant::ResolvePeers() {
   sizes.input_bytes = plan_.input_bytes;
   sizes.output_bytes = plan_.output_bytes;
   sizes.dtype = plan_.dtype;
-  plan_ = Plan(spec_, plan_.size, position_, sizes, fabric_.topology(one_process));
+  plan_ = Plan(spec_, size(), position_, sizes, fabric_.topology(one_process));
+  // Positions of two meshes may be equal where their ranks are not.
+  plan_.header ^= static_cast<uint32_t>(Hasher().Add(std::span<const int64_t>(ranks)).Finish());
   for (SlotState& slot : slots_) {
     slot.confirmed = std::vector<std::atomic<bool>>(plan_.readers.size());
   }
@@ -318,7 +327,7 @@ bool Participant::StagingFor(SlotState& slot, uint64_t bytes) {
 void Participant::ReleaseIdleStaging() {
   if (!TryEnter()) return;
   for (SlotState& slot : slots_) {
-    if (slot.staging.bytes > 0 && ready() && SlotFree(slot)) {
+    if (ready() && SlotFree(slot) && slot.staging.bytes > 0) {
       fabric_.FreeStaging(slot.staging);
       slot.staging = {};
     }

@@ -59,7 +59,10 @@ class Participant {
   uint64_t key() const { return key_; }
   uint32_t cell_index() const { return cell_index_; }
   Fabric& fabric() { return fabric_; }
-  Communicator* communicator() { return communicator_.get(); }
+  // Ranks of the group.
+  int size() const { return static_cast<int>(peer_done_.size()); }
+  // Null until ready(), as plan() and peers() mean nothing until then.
+  Communicator* communicator() { return ready() ? communicator_.get() : nullptr; }
   bool ready() const { return ready_.load(std::memory_order_acquire); }
   const std::vector<PeerView>& peers() const { return peers_; }
   // "rank 3 (process 1, pid 4242)" of a position, as far as it is known.
@@ -91,6 +94,7 @@ class Participant {
   void Enter();
   bool TryEnter();
   void Leave();
+  bool has_cell();
 
   // Setup for an op: true when the instance is ready and the op's launch number known.
   bool Prepare(Op& op);

@@ -148,7 +148,7 @@ void Fabric::CheckWait(Op& op, Clock::time_point now) {
   int late = op.waiting_for();
   if (op.stage() == Op::Stage::kSetup) {
     late = -1;
-    for (int position = 0; position < participant.plan().size && late < 0; ++position) {
+    for (int position = 0; position < participant.size() && late < 0; ++position) {
       if (!directory_.Find(participant.key(), static_cast<uint32_t>(position))) late = position;
     }
   }
