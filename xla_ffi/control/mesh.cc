@@ -93,7 +93,9 @@ Result<std::vector<Mesh::Greeting>> Mesh::Connect(const std::vector<std::string>
     }
     WireReader reader(message.value()->bytes);
     const int process = static_cast<int>(reader.Get<uint32_t>());
-    if (!reader.ok() || reader.type() != MessageType::kHello) {
+    const bool expected = process > self_ && process < static_cast<int>(peers_.size()) &&
+                          !peers_[static_cast<size_t>(process)].open;
+    if (!reader.ok() || reader.type() != MessageType::kHello || !expected) {
       dropped_.fetch_add(1, std::memory_order_relaxed);
       continue;
     }

@@ -104,19 +104,21 @@ LocalRanks::~LocalRanks() {
 }
 
 size_t LocalRanks::Add(const Problem& problem) {
-  return AddDuplicate(problem, 1000 + calls_.size(), 0);
+  return AddUnequal(problem, [&](int) { return problem; });
 }
 
-size_t LocalRanks::AddDuplicate(const Problem& problem, uint64_t site, uint32_t duplicate) {
-  const CallSpec spec = problem.Spec(shape_.Ids(), site);
-  Buffers sizes;
-  sizes.input_bytes = problem.input_bytes();
-  sizes.output_bytes = problem.output_bytes();
-  sizes.dtype = problem.dtype;
-  Call call{problem, {}};
+size_t LocalRanks::AddUnequal(const Problem& attributes,
+                              const std::function<Problem(int)>& problem) {
+  const CallSpec spec = attributes.Spec(shape_.Ids(), 1000 + calls_.size());
+  Call call;
   for (int local = 0; local < shape_.ranks_each; ++local) {
+    const Problem& own = call.problems.emplace_back(problem(position(local)));
+    Buffers sizes;
+    sizes.input_bytes = own.input_bytes();
+    sizes.output_bytes = own.output_bytes();
+    sizes.dtype = own.dtype;
     call.participants.push_back(std::make_unique<Participant>(
-        fabric_, spec, SiteRegistry::Instance{duplicate, clock_},
+        fabric_, spec, SiteRegistry::Instance{0, clock_},
         shape_.LocalIds(fabric_.process())[static_cast<size_t>(local)], 0, position(local), sizes));
   }
   calls_.push_back(std::move(call));
@@ -131,7 +133,7 @@ void LocalRanks::Drop(size_t call) {
 }
 
 std::unique_ptr<LocalRanks::Execution> LocalRanks::Enter(size_t call, int local, int launch) {
-  const Problem& problem = calls_[call].problem;
+  const Problem& problem = calls_[call].problems[static_cast<size_t>(local)];
   auto execution = std::make_unique<Execution>();
   execution->input = problem.Input(position(local), launch);
   execution->output.assign(problem.output_bytes(), std::byte{0xa5});
@@ -156,7 +158,7 @@ std::unique_ptr<LocalRanks::Execution> LocalRanks::Enter(size_t call, int local,
 }
 
 Status LocalRanks::Check(size_t call, int local, int launch, Execution& execution) {
-  const Problem& problem = calls_[call].problem;
+  const Problem& problem = calls_[call].problems[static_cast<size_t>(local)];
   if (execution.done.wait_for(kPatience) != std::future_status::ready) {
     // The buffers are in use: no way to go on from here.
     ADD_FAILURE() << "still waiting in " << problem.Describe();

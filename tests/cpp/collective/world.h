@@ -33,8 +33,8 @@ class LocalRanks {
 
   // Adds one call instance for each local rank. Sites are numbered in this order.
   size_t Add(const Problem& problem);
-  // The same instance again: equal attributes, another duplicate index.
-  size_t AddDuplicate(const Problem& problem, uint64_t site, uint32_t duplicate);
+  // Equal attributes on every rank, but buffers as problem(position) wants them.
+  size_t AddUnequal(const Problem& attributes, const std::function<Problem(int)>& problem);
   void Drop(size_t call);
 
   struct Execution {
@@ -57,7 +57,7 @@ class LocalRanks {
 
  private:
   struct Call {
-    Problem problem;
+    std::vector<Problem> problems;  // by local rank
     std::vector<std::unique_ptr<Participant>> participants;
   };
   Fabric& fabric_;

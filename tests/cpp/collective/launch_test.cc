@@ -1,0 +1,118 @@
+#include "collective/launch.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace jaxfabric {
+namespace {
+
+// Asks until the base has settled.
+int32_t Settled(LaunchClock& clock, int64_t run_id, uint64_t serial = 2) {
+  const Deadline deadline = Deadline::AfterSeconds(20);
+  while (!deadline.expired()) {
+    if (const auto launch = clock.Launch(run_id, serial)) return *launch;
+    std::this_thread::yield();
+  }
+  ADD_FAILURE() << "never settled";
+  return -1;
+}
+
+TEST(LaunchClockTest, CountsFromTheSmallestRunIdOfTheFirstMoments) {
+  LaunchClock clock;
+  EXPECT_EQ(clock.Launch(102, 2), std::nullopt);
+  EXPECT_EQ(clock.Launch(100, 2), std::nullopt);
+  EXPECT_EQ(clock.Launch(101, 2), std::nullopt);
+  EXPECT_EQ(Settled(clock, 102), 2);
+  EXPECT_EQ(clock.Launch(100, 2), 0);
+  EXPECT_EQ(clock.Launch(101, 2), 1);
+  // Too late: it says so instead of giving a number that other ranks have given to another.
+  EXPECT_EQ(clock.Launch(99, 2), -1);
+}
+
+TEST(LaunchClockTest, WrapsAt32Bits) {
+  LaunchClock clock;
+  clock.Launch(0x7fffffff, 2);
+  EXPECT_EQ(Settled(clock, 0x7fffffff), 0);
+  EXPECT_EQ(clock.Launch(-2147483648LL, 2), 1);
+  EXPECT_EQ(clock.Launch(0x80000001LL, 2), 2);
+}
+
+TEST(LaunchClockTest, ExecutablesThatShareAClockAreToldApart) {
+  LaunchClock clock;
+  clock.Launch(1000, 2);
+  clock.Launch(-1286644329, 2);
+  EXPECT_EQ(Settled(clock, 1001), 1);
+  EXPECT_EQ(Settled(clock, -1286644326), 3);
+}
+
+TEST(LaunchClockTest, EveryFabricCountsAnew) {
+  LaunchClock clock;
+  clock.Launch(10, 2);
+  EXPECT_EQ(Settled(clock, 15), 5);
+  EXPECT_EQ(clock.Launch(16, 3), std::nullopt);
+  EXPECT_EQ(Settled(clock, 17, 3), 1);
+  // An execution of the fabric before.
+  EXPECT_EQ(clock.Launch(18, 2), std::nullopt);
+}
+
+// Values that jaxlib 0.10.2 and 0.12 gave for real executables.
+TEST(FingerprintTest, IsFarmHash) {
+  const auto low = [](std::string_view text) {
+    return static_cast<int32_t>(FarmFingerprint(text).value());
+  };
+  EXPECT_EQ(low("105784606018040655463684838126954483257"), -1286644329);
+  EXPECT_EQ(low("1712077883756389331911999993196362636809"), 1670906983);
+  EXPECT_EQ(low("198058067021807048915973584157283035621"), -1461041422);
+  EXPECT_EQ(FarmFingerprint("too short"), std::nullopt);
+  EXPECT_EQ(FarmFingerprint(std::string(65, '1')), std::nullopt);
+}
+
+TEST(FingerprintTest, MakesTheFirstLaunchKnownAtOnce) {
+  const std::string fingerprint = "105784606018040655463684838126954483257";
+  SiteRegistry::Get().AddFingerprint(fingerprint);
+  constexpr int32_t kFirst = -1286644329;
+  LaunchClock clock;
+  // The third launch enters first.
+  EXPECT_EQ(clock.Launch(kFirst + 2, 1), 2);
+  EXPECT_EQ(clock.Launch(kFirst, 1), 0);
+  // Far away from every known executable, and just below one.
+  LaunchClock other;
+  EXPECT_EQ(other.Launch(kFirst + 100000, 1), std::nullopt);
+  LaunchClock below;
+  EXPECT_EQ(below.Launch(kFirst - 1, 1), std::nullopt);
+  // Later fabrics count from where they begin.
+  LaunchClock later;
+  EXPECT_EQ(later.Launch(kFirst + 2, 2), std::nullopt);
+}
+
+TEST(SiteRegistryTest, NumbersInstancesWithEqualAttributes) {
+  SiteRegistry& registry = SiteRegistry::Get();
+  const auto first = registry.Add(77001);
+  const auto second = registry.Add(77001);
+  const auto other = registry.Add(77002);
+  EXPECT_EQ(second.duplicate, first.duplicate + 1);
+  EXPECT_EQ(other.duplicate, 0u);
+  // One clock until the executable is complete.
+  EXPECT_EQ(first.clock, other.clock);
+  registry.CloseExecutable();
+  const auto next = registry.Add(77001);
+  EXPECT_NE(next.clock, first.clock);
+  EXPECT_EQ(next.duplicate, first.duplicate + 2);
+  // An instance of an older executable runs: the one being compiled stays open.
+  registry.CloseExecutable(first.clock.get());
+  EXPECT_EQ(registry.Add(77002).clock, next.clock);
+  registry.CloseExecutable(next.clock.get());
+  EXPECT_NE(registry.Add(77002).clock, next.clock);
+  registry.CloseExecutable();
+}
+
+TEST(SiteRegistryTest, KnowsSources) {
+  SiteRegistry& registry = SiteRegistry::Get();
+  EXPECT_EQ(registry.Source(55), "unknown line");
+  registry.SetSource(55, "train.py:42");
+  EXPECT_EQ(registry.Source(55), "train.py:42");
+}
+
+}  // namespace
+}  // namespace jaxfabric
