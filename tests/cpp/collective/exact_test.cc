@@ -76,8 +76,8 @@ TEST_P(ExactTest, LargeBlocks) {
   World world(GetParam());
   const auto n = static_cast<size_t>(world.shape().size());
   size_t calls = 0;
-  // Around a ring of 1 MiB, and several times around it.
-  for (size_t bytes : {1048576 / n - 4, 1048576 / n, 1048576 / n + 4, size_t{2500004}}) {
+  // Around a ring, and several times around it.
+  for (size_t bytes : {1048576 / n - 4, 1048576 / n, 1048576 / n + 4, 5000004 / n / 4 * 4}) {
     for (const Problem& problem : EveryKind(world.shape().size(), bytes / 4)) {
       calls = world.Add(problem) + 1;
     }

@@ -2,59 +2,48 @@
 
 #include <algorithm>
 #include <cstring>
-#include <random>
 
 #include "memory/reduce.h"
 
 namespace jaxfabric::testing {
 namespace {
 
-bool IsFloat(DType dtype) {
+// Random words become values of a type by these bits: word & keep | set.
+struct Pattern {
+  uint64_t keep;
+  uint64_t set;
+};
+
+// Floats are finite and of about the same size, so that rounding depends on the order of additions.
+Pattern PatternOf(DType dtype) {
   switch (dtype) {
+    case DType::kBool:
+      return {0x0101010101010101, 0};
     case DType::kFloat16:
+      return {0x8bff8bff8bff8bff, 0x3400340034003400};
     case DType::kBfloat16:
+      return {0x80ff80ff80ff80ff, 0x3f003f003f003f00};
     case DType::kFloat32:
-    case DType::kFloat64:
     case DType::kComplex64:
+      return {0x80ffffff80ffffff, 0x3f0000003f000000};
+    case DType::kFloat64:
     case DType::kComplex128:
+      return {0x801fffffffffffff, 0x3fe0000000000000};
     case DType::kFloat8E5M2:
+      return {0x8787878787878787, 0x3838383838383838};
     case DType::kFloat8E4M3FN:
-      return true;
+      return {0x8f8f8f8f8f8f8f8f, 0x3030303030303030};
     default:
-      return false;
+      return {~uint64_t{0}, 0};
   }
 }
 
-// Finite values of about the same size, so that rounding depends on the order of additions.
-void FillFloats(DType dtype, std::mt19937_64& random, Bytes& bytes) {
-  const auto fill = [&](auto bits_of) {
-    using T = decltype(bits_of(uint64_t{}));
-    for (size_t at = 0; at + sizeof(T) <= bytes.size(); at += sizeof(T)) {
-      const T value = bits_of(random());
-      std::memcpy(bytes.data() + at, &value, sizeof(T));
-    }
-  };
-  switch (dtype) {
-    case DType::kFloat16:  // exponents around 1
-      fill([](uint64_t r) { return static_cast<uint16_t>(0x3400 | (r & 0x8bff)); });
-      break;
-    case DType::kBfloat16:
-      fill([](uint64_t r) { return static_cast<uint16_t>(0x3f00 | (r & 0x80ff)); });
-      break;
-    case DType::kFloat32:
-    case DType::kComplex64:
-      fill([](uint64_t r) { return static_cast<uint32_t>(0x3f000000 | (r & 0x80ffffff)); });
-      break;
-    case DType::kFloat64:
-    case DType::kComplex128:
-      fill([](uint64_t r) { return 0x3fe0000000000000 | (r & 0x801fffffffffffff); });
-      break;
-    case DType::kFloat8E5M2:
-      fill([](uint64_t r) { return static_cast<uint8_t>(0x38 | (r & 0x87)); });
-      break;
-    default:  // kFloat8E4M3FN
-      fill([](uint64_t r) { return static_cast<uint8_t>(0x30 | (r & 0x8f)); });
-  }
+// splitmix64: word `index` of the stream `seed`, without those before it.
+uint64_t Word(uint64_t seed, uint64_t index) {
+  uint64_t x = seed + index * 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
 }
 
 }  // namespace
@@ -82,65 +71,64 @@ std::vector<int64_t> Problem::Pairs() const {
 }
 
 Bytes Problem::Input(int position, int launch) const {
-  std::mt19937_64 random(static_cast<uint64_t>(position) * 1000003 +
-                         static_cast<uint64_t>(launch) * 7919 + count * 31 +
-                         static_cast<uint64_t>(kind));
-  Bytes bytes(input_bytes());
-  if (dtype == DType::kBool) {
-    for (auto& byte : bytes) byte = static_cast<std::byte>(random() & 1);
-  } else if (IsFloat(dtype)) {
-    FillFloats(dtype, random, bytes);
-  } else {
-    for (size_t at = 0; at < bytes.size(); at += 8) {
-      const uint64_t word = random();
-      std::memcpy(bytes.data() + at, &word, std::min<size_t>(8, bytes.size() - at));
-    }
+  return Part(position, launch, 0, input_bytes());
+}
+
+Bytes Problem::Part(int position, int launch, size_t offset, size_t size_in_bytes) const {
+  const uint64_t seed = static_cast<uint64_t>(position) * 1000003 +
+                        static_cast<uint64_t>(launch) * 7919 + count * 31 +
+                        static_cast<uint64_t>(kind) * 101;
+  const Pattern pattern = PatternOf(dtype);
+  Bytes bytes(size_in_bytes);
+  for (size_t at = 0; at < bytes.size();) {
+    const size_t from = (offset + at) % 8;
+    const size_t length = std::min(8 - from, bytes.size() - at);
+    const uint64_t word = (Word(seed, (offset + at) / 8) & pattern.keep) | pattern.set;
+    std::memcpy(bytes.data() + at, reinterpret_cast<const char*>(&word) + from, length);
+    at += length;
   }
   return bytes;
 }
 
 Bytes Problem::Output(int position, int launch) const {
   const size_t row = row_bytes();
-  const auto n = static_cast<size_t>(size);
-  std::vector<Bytes> inputs;
-  for (int rank = 0; rank < size; ++rank) inputs.push_back(Input(rank, launch));
   const auto me = static_cast<size_t>(position);
-  Bytes out(output_bytes());
-  const auto reduce = [&](size_t offset) {
-    std::vector<const void*> sources;
-    for (const Bytes& input : inputs) sources.push_back(input.data() + offset);
-    Reduce(dtype, reduction, out.data(), sources, count);
-  };
-  const auto copy = [&](size_t to, const Bytes& in, size_t from) {
-    if (row > 0) std::memcpy(out.data() + to * row, in.data() + from * row, row);
-  };
+  const bool scattered = kind == OpKind::kReduceScatter || kind == OpKind::kAllToAll;
+  // What this rank gets of another.
+  const auto part = [&](int from) { return Part(from, launch, scattered ? me * row : 0, row); };
   switch (kind) {
     case OpKind::kAllReduce:
-      reduce(0);
-      break;
-    case OpKind::kReduceScatter:
-      reduce(me * row);
-      break;
+    case OpKind::kReduceScatter: {
+      std::vector<Bytes> parts;
+      std::vector<const void*> sources;
+      for (int rank = 0; rank < size; ++rank) parts.push_back(part(rank));
+      for (const Bytes& bytes : parts) sources.push_back(bytes.data());
+      Bytes out(row);
+      Reduce(dtype, reduction, out.data(), sources, count);
+      return out;
+    }
     case OpKind::kAllGather:
-      for (size_t from = 0; from < n; ++from) copy(from, inputs[from], 0);
-      break;
-    case OpKind::kAllToAll:
-      for (size_t from = 0; from < n; ++from) copy(from, inputs[from], me);
-      break;
+    case OpKind::kAllToAll: {
+      Bytes out;
+      for (int rank = 0; rank < size; ++rank) {
+        const Bytes bytes = part(rank);
+        out.insert(out.end(), bytes.begin(), bytes.end());
+      }
+      return out;
+    }
     case OpKind::kPermute: {
       const std::vector<int64_t> all = Pairs();
       for (size_t i = 0; i < all.size(); i += 2) {
-        if (all[i + 1] == position) copy(0, inputs[static_cast<size_t>(all[i])], 0);
+        if (all[i + 1] == position) return part(static_cast<int>(all[i]));
       }
-      break;
+      return Bytes(row);
     }
     case OpKind::kBroadcast:
-      copy(0, inputs[static_cast<size_t>(root)], 0);
-      break;
+      return part(static_cast<int>(root));
     case OpKind::kBarrier:
-      copy(0, inputs[me], 0);
+      return part(position);
   }
-  return out;
+  return {};
 }
 
 CallSpec Problem::Spec(const std::vector<int64_t>& ids, uint64_t site) const {

@@ -34,6 +34,7 @@ struct Problem {
 
  private:
   std::vector<int64_t> Pairs() const;
+  Bytes Part(int position, int launch, size_t offset, size_t size_in_bytes) const;
 };
 
 // All kinds on `size` ranks, rows of `count` elements.

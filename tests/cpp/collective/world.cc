@@ -31,7 +31,7 @@ std::string ReceiveText(int fd) {
     auto* at = static_cast<char*>(to);
     while (bytes > 0) {
       pollfd waiting{fd, POLLIN, 0};
-      if (::poll(&waiting, 1, 60000) <= 0) return false;
+      if (::poll(&waiting, 1, 100000) <= 0) return false;
       const ssize_t got = ::read(fd, at, bytes);
       if (got <= 0) return false;
       at += got;
