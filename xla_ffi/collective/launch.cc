@@ -80,6 +80,36 @@ std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t fabric_seria
   return std::nullopt;
 }
 
+std::optional<uint32_t> OccurrenceCounter::Count(int64_t run_id) {
+  Launch& last = launches_[last_];
+  if (last.run_id == run_id && last.count > 0) return last.count++;
+  const bool newest = last.count == 0 || Distance(run_id, static_cast<int32_t>(newest_)) > 0;
+  if (newest) {
+    newest_ = run_id;
+  } else {
+    for (size_t back = 1; back < launches_.size(); ++back) {
+      Launch& launch = launches_[(last_ + launches_.size() - back) % launches_.size()];
+      if (launch.run_id == run_id && launch.count > 0) return launch.count++;
+    }
+    if (newest_forgotten_ && Distance(run_id, static_cast<int32_t>(*newest_forgotten_)) <= 0) {
+      return std::nullopt;
+    }
+    if (launches_.size() < kOverlapping) {
+      // Launches overlap. Behind the last one, so that the ring stays in order.
+      launches_.insert(launches_.begin() + static_cast<std::ptrdiff_t>(last_) + 1,
+                       kOverlapping - launches_.size(), Launch());
+    }
+  }
+  last_ = (last_ + 1) % launches_.size();
+  Launch& next = launches_[last_];
+  if (next.count > 0 &&
+      (!newest_forgotten_ || Distance(next.run_id, static_cast<int32_t>(*newest_forgotten_)) > 0)) {
+    newest_forgotten_ = next.run_id;
+  }
+  next = {run_id, 1};
+  return 0;
+}
+
 SiteRegistry& SiteRegistry::Get() {
   static SiteRegistry registry;
   return registry;

@@ -50,6 +50,28 @@ class LaunchClock {
   std::vector<Base> bases_;
 };
 
+// Counts the executions of one instance on one device within each launch: loop iterations.
+//
+// Nothing says when a launch has ended, so a few are remembered; more, once launches have been seen
+// to overlap.
+class OccurrenceCounter {
+ public:
+  // The count for this run id, from 0; nothing where it has been forgotten, or may have been.
+  std::optional<uint32_t> Count(int64_t run_id);
+
+ private:
+  static constexpr size_t kInTurn = 64;
+  static constexpr size_t kOverlapping = 4096;
+  struct Launch {
+    int64_t run_id = 0;
+    uint32_t count = 0;  // 0: empty
+  };
+  std::vector<Launch> launches_ = std::vector<Launch>(kInTurn);  // a ring, last_ is the newest
+  size_t last_ = 0;
+  int64_t newest_ = 0;  // the largest run id so far
+  std::optional<int64_t> newest_forgotten_;
+};
+
 // Process-wide counts of call instances and the source lines of sites. Independent of any fabric:
 // programs are compiled before one exists and outlive it.
 class SiteRegistry {

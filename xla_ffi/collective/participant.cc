@@ -31,8 +31,7 @@ Participant::Participant(Fabric& fabric, const CallSpec& spec, SiteRegistry::Ins
       position_(position),
       plan_(spec, static_cast<int>(spec.groups[static_cast<size_t>(group)].size()), position,
             buffers, Topology{}),
-      peer_done_(spec.groups[static_cast<size_t>(group)].size()),
-      occurrences_(16) {
+      peer_done_(spec.groups[static_cast<size_t>(group)].size()) {
   Hasher hasher;
   hasher.Add(std::span<const int64_t>(spec_.groups[static_cast<size_t>(group)]));
   key_ =
@@ -75,19 +74,7 @@ Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
   active_.fetch_add(1, std::memory_order_seq_cst);
   if (TraceRing* trace = fabric_.trace()) trace->Record({rank_, key_, run_id});
   Enter();
-  Occurrence* occurrence = &occurrences_[next_occurrence_];
-  if (occurrence->run_id != run_id || occurrence->count == 0) {
-    occurrence = nullptr;
-    for (Occurrence& candidate : occurrences_) {
-      if (candidate.run_id == run_id && candidate.count > 0) occurrence = &candidate;
-    }
-    if (!occurrence) {
-      next_occurrence_ = (next_occurrence_ + 1) % occurrences_.size();
-      occurrence = &occurrences_[next_occurrence_];
-      *occurrence = {run_id, 0};
-    }
-  }
-  const uint32_t count = occurrence->count++;
+  const std::optional<uint32_t> count = occurrences_.Count(run_id);
   const uint64_t entry = entries_++;
   if (idle_ops_.empty()) {
     ops_.push_back(std::make_unique<Op>(*this));
@@ -97,9 +84,17 @@ Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
   Op* op = idle_ops_.back();
   idle_ops_.pop_back();
   Leave();
-  op->Reset(buffers, run_id, count, entry);
+  op->Reset(buffers, run_id, count.value_or(0), entry);
   if (fabric_.shut_down()) {
     op->Fail(WithCaller(Status(Code::kCancelled, "jaxfabric was shut down")));
+  }
+  if (!count) {
+    const Status lost(Code::kFailedPrecondition,
+                      StrCat(DescribeCall(), " on ", fabric_.DescribeRank(rank_),
+                             ": a launch was overtaken by too many later ones of its program to "
+                             "tell which of its loop iterations this is"));
+    fabric_.ReportFailure(lost);
+    op->Fail(lost);
   }
   return op;
 }

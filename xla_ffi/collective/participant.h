@@ -144,12 +144,7 @@ class Participant {
   std::atomic<uint64_t> last_done_{0};
   std::atomic<uint32_t> done_count_{0};
   std::vector<std::atomic<uint64_t>> peer_done_;  // by position: last tag seen as done
-  struct Occurrence {
-    int64_t run_id = 0;
-    uint32_t count = 0;
-  };
-  std::vector<Occurrence> occurrences_;  // most recent launches; guarded by Enter()
-  size_t next_occurrence_ = 0;
+  OccurrenceCounter occurrences_;                 // guarded by Enter()
   std::vector<std::unique_ptr<Op>> ops_;
   std::vector<Op*> idle_ops_;
 };

@@ -86,6 +86,36 @@ TEST(FingerprintTest, MakesTheFirstLaunchKnownAtOnce) {
   EXPECT_EQ(later.Launch(kFirst + 2, 2), std::nullopt);
 }
 
+TEST(OccurrenceCounterTest, CountsWithinEachLaunch) {
+  OccurrenceCounter counter;
+  for (int64_t launch = 0x7ffffff0; launch < 0x80000010; ++launch) {
+    const int64_t run_id = static_cast<int32_t>(launch);
+    for (uint32_t i = 0; i < 5; ++i) EXPECT_EQ(counter.Count(run_id), i);
+  }
+}
+
+TEST(OccurrenceCounterTest, RemembersLaunchesThatOverlap) {
+  OccurrenceCounter counter;
+  for (uint32_t i = 0; i < 4; ++i) {
+    for (int64_t run_id = 40; run_id > -20; --run_id) EXPECT_EQ(counter.Count(run_id), i);
+  }
+  // One stays in its loop while many others come and go.
+  for (int64_t run_id = 41; run_id < 4000; ++run_id) {
+    EXPECT_EQ(counter.Count(run_id), 0u);
+    EXPECT_EQ(counter.Count(7), static_cast<uint32_t>(4 + run_id - 41));
+  }
+}
+
+TEST(OccurrenceCounterTest, SaysWhatItHasForgotten) {
+  OccurrenceCounter counter;
+  for (int64_t run_id = 0; run_id < 100; ++run_id) EXPECT_EQ(counter.Count(run_id), 0u);
+  EXPECT_EQ(counter.Count(3), std::nullopt);
+  EXPECT_EQ(counter.Count(90), 1u);
+  for (int64_t run_id = 100; run_id < 100000; ++run_id) EXPECT_EQ(counter.Count(run_id), 0u);
+  EXPECT_EQ(counter.Count(90), std::nullopt);
+  EXPECT_EQ(counter.Count(99990), 1u);
+}
+
 TEST(SiteRegistryTest, NumbersInstancesWithEqualAttributes) {
   SiteRegistry& registry = SiteRegistry::Get();
   const auto first = registry.Add(77001);

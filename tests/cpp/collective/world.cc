@@ -109,8 +109,18 @@ size_t LocalRanks::Add(const Problem& problem) {
 
 size_t LocalRanks::AddUnequal(const Problem& attributes,
                               const std::function<Problem(int)>& problem) {
-  const CallSpec spec = attributes.Spec(shape_.Ids(), 1000 + calls_.size());
+  return AddCall(attributes.Spec(shape_.Ids(), 1000 + calls_.size()), 0, problem);
+}
+
+size_t LocalRanks::AddDuplicate(size_t call, uint32_t duplicate) {
+  const Problem problem = calls_[call].problems[0];
+  return AddCall(CallSpec(calls_[call].spec), duplicate, [&](int) { return problem; });
+}
+
+size_t LocalRanks::AddCall(const CallSpec& spec, uint32_t duplicate,
+                           const std::function<Problem(int)>& problem) {
   Call call;
+  call.spec = spec;
   for (int local = 0; local < shape_.ranks_each; ++local) {
     const Problem& own = call.problems.emplace_back(problem(position(local)));
     Buffers sizes;
@@ -118,7 +128,7 @@ size_t LocalRanks::AddUnequal(const Problem& attributes,
     sizes.output_bytes = own.output_bytes();
     sizes.dtype = own.dtype;
     call.participants.push_back(std::make_unique<Participant>(
-        fabric_, spec, SiteRegistry::Instance{0, clock_},
+        fabric_, spec, SiteRegistry::Instance{duplicate, clock_},
         shape_.LocalIds(fabric_.process())[static_cast<size_t>(local)], 0, position(local), sizes));
   }
   calls_.push_back(std::move(call));
@@ -132,10 +142,11 @@ void LocalRanks::Drop(size_t call) {
   calls_[call].participants.clear();
 }
 
-std::unique_ptr<LocalRanks::Execution> LocalRanks::Enter(size_t call, int local, int launch) {
+std::unique_ptr<LocalRanks::Execution> LocalRanks::Enter(size_t call, int local, int launch,
+                                                         int data) {
   const Problem& problem = calls_[call].problems[static_cast<size_t>(local)];
   auto execution = std::make_unique<Execution>();
-  execution->input = problem.Input(position(local), launch);
+  execution->input = problem.Input(position(local), data < 0 ? launch : data);
   execution->output.assign(problem.output_bytes(), std::byte{0xa5});
   Buffers buffers;
   buffers.input = execution->input.data();
@@ -157,7 +168,7 @@ std::unique_ptr<LocalRanks::Execution> LocalRanks::Enter(size_t call, int local,
   return execution;
 }
 
-Status LocalRanks::Check(size_t call, int local, int launch, Execution& execution) {
+Status LocalRanks::Check(size_t call, int local, int data, Execution& execution) {
   const Problem& problem = calls_[call].problems[static_cast<size_t>(local)];
   if (execution.done.wait_for(kPatience) != std::future_status::ready) {
     // The buffers are in use: no way to go on from here.
@@ -166,13 +177,13 @@ Status LocalRanks::Check(size_t call, int local, int launch, Execution& executio
   }
   const Status status = execution.done.get();
   if (!status.ok()) return status;
-  const Bytes want = problem.Output(position(local), launch);
+  const Bytes want = problem.Output(position(local), data);
   if (execution.output == want) return OkStatus();
   size_t at = 0;
   while (execution.output[at] == want[at]) ++at;
   return Status(Code::kInternal,
-                StrCat("wrong result: ", problem.Describe(), ", rank ", position(local),
-                       ", launch ", launch, ", byte ", at, " of ", want.size()));
+                StrCat("wrong result: ", problem.Describe(), ", rank ", position(local), ", data ",
+                       data, ", byte ", at, " of ", want.size()));
 }
 
 Status LocalRanks::Run(size_t call, int local, int launch) {

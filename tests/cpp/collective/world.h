@@ -33,6 +33,8 @@ class LocalRanks {
 
   // Adds one call instance for each local rank. Sites are numbered in this order.
   size_t Add(const Problem& problem);
+  // The instance of another instruction with the same attributes as `call`.
+  size_t AddDuplicate(size_t call, uint32_t duplicate);
   // Equal attributes on every rank, but buffers as problem(position) wants them.
   size_t AddUnequal(const Problem& attributes, const std::function<Problem(int)>& problem);
   void Drop(size_t call);
@@ -42,10 +44,11 @@ class LocalRanks {
     Bytes output;
     std::future<Status> done;
   };
-  // Enters launch `launch` of a call on a local rank, as XLA's thread would.
-  std::unique_ptr<Execution> Enter(size_t call, int local, int launch);
+  // Enters launch `launch` of a call on a local rank, as XLA's thread would, with the inputs of
+  // `data`, by default the launch's.
+  std::unique_ptr<Execution> Enter(size_t call, int local, int launch, int data = -1);
   // Waits for the end; OK when the bytes are right.
-  Status Check(size_t call, int local, int launch, Execution& execution);
+  Status Check(size_t call, int local, int data, Execution& execution);
   Status Run(size_t call, int local, int launch);
 
   Participant& participant(size_t call, int local) {
@@ -56,7 +59,11 @@ class LocalRanks {
   Fabric& fabric() { return fabric_; }
 
  private:
+  size_t AddCall(const CallSpec& spec, uint32_t duplicate,
+                 const std::function<Problem(int)>& problem);
+
   struct Call {
+    CallSpec spec;
     std::vector<Problem> problems;  // by local rank
     std::vector<std::unique_ptr<Participant>> participants;
   };
