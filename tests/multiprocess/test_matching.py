@@ -131,9 +131,9 @@ assert not failures, failures[0]
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), (2, 1)])
 def test_three_threads_start_one_executable_together(tmp_path, processes, devices):
     body = THREADS.replace("THREADS", "3").replace("LAUNCHES", "10")
-    # A launch keeps a thread of XLA's pool until its collectives are done, and there is one per core:
-    # with three launches in flight two processes might be busy with different ones. NPROC is the
-    # size of that pool.
+    # A launch keeps a thread of XLA's pool until its collectives are done, and there is one per
+    # core: with three launches in flight two processes might be busy with different ones. NPROC is
+    # the size of that pool.
     env = {"NPROC": "8"} if processes > 1 else {}
     succeeds(run(tmp_path, body, processes, devices, env=env), processes)
 
