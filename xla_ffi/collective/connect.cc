@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <thread>
+#include <cstdint>
+#include <set>
+#include <span>
 
 #include "collective/fabric.h"
+#include "os/cores.h"
 #include "os/process_memory.h"
 
 namespace jaxfabric {
@@ -97,10 +100,8 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
     JF_RETURN_IF_ERROR(Greet(static_cast<int>(process), greetings[process],
                              std::move(greetings[process].hello.fds)));
   }
-  JF_RETURN_IF_ERROR(AgreeOnProcessReads(deadline));
+  JF_RETURN_IF_ERROR(AgreeOnMachine(ranks, deadline));
 
-  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  waiting_.shared_cores = ranks > cores;
   const auto microseconds = [](double count) {
     return std::chrono::duration_cast<Clock::duration>(
         std::chrono::duration<double, std::micro>(count));
@@ -145,22 +146,34 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   return OkStatus();
 }
 
-// Whether process_vm_readv works is decided by the one process for which it does not.
-Status Fabric::AgreeOnProcessReads(Deadline deadline) {
+// What decides over algorithms has to be the same everywhere: process_vm_readv is used if it works
+// for all, and the cores are those that any process may use.
+Status Fabric::AgreeOnMachine(size_t ranks, Deadline deadline) {
+  const std::vector<int64_t> own_cores = UsableCores();
+  std::set<int64_t> cores(own_cores.begin(), own_cores.end());
   WireWriter ready(MessageType::kReady);
-  ready.Add(uint32_t{process_reads_});
+  int64_t quota = CoreQuota("/sys/fs/cgroup").value_or(INT32_MAX);
+  ready.Add(uint32_t{process_reads_}).Add(std::span<const int64_t>(own_cores)).Add(quota);
   mesh_->Broadcast(ready);
   for (size_t process = 0; process < peers_.size(); ++process) {
     if (static_cast<int>(process) == process_) continue;
     JF_ASSIGN_OR_RETURN(SocketMessage message, mesh_->Receive(static_cast<int>(process), deadline));
     WireReader reader(message.bytes);
     const bool reads = reader.Get<uint32_t>() != 0;
+    const std::vector<int64_t> peer_cores = reader.GetInts();
+    const auto peer_quota = reader.Get<int64_t>();
     if (!reader.ok() || reader.type() != MessageType::kReady) {
       return Status(Code::kInvalidArgument,
                     StrCat("process ", process, " sent a malformed answer"));
     }
     process_reads_ &= reads;
+    cores.insert(peer_cores.begin(), peer_cores.end());
+    quota = std::min(quota, peer_quota);
   }
+  waiting_.shared_cores = ranks > std::min(cores.size(), static_cast<size_t>(quota));
+  // With a core for every rank only. On a shared one a reader that is not running yet makes the
+  // owner of the buffer wait twice.
+  process_reads_ &= !waiting_.shared_cores;
   return OkStatus();
 }
 

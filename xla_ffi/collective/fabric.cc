@@ -110,7 +110,11 @@ void Fabric::Shutdown() {
   }
   if (progress_.joinable()) {
     if (failure().ok()) mesh_->Broadcast(WireWriter(MessageType::kGoodbye));
-    stopping_.store(true, std::memory_order_seq_cst);
+    {
+      std::lock_guard lock(queue_mutex_);
+      stopping_.store(true, std::memory_order_seq_cst);
+    }
+    queue_filled_.notify_one();
     Ring(peers_[static_cast<size_t>(process_)].header);
     progress_.join();
   }

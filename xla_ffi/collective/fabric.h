@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -140,7 +141,7 @@ class Fabric {
   Fabric(int process, int process_count, std::vector<int64_t> local_ranks, Options options);
   Status Bind();
   Status Greet(int process, const Mesh::Greeting& greeting, std::vector<UniqueFd> fds);
-  Status AgreeOnProcessReads(Deadline deadline);
+  Status AgreeOnMachine(size_t ranks, Deadline deadline);
 
   void ProgressLoop();
   bool AdvanceAll();
@@ -198,9 +199,10 @@ class Fabric {
   std::vector<Stuck> stuck_;
 
   std::mutex queue_mutex_;
-  std::vector<Op*> queue_;       // handed off, not yet seen by the progress thread
-  std::vector<Op*> pending_;     // the progress thread's
-  bool progress_ended_ = false;  // guarded by queue_mutex_
+  std::condition_variable queue_filled_;  // or stopping_ is set
+  std::vector<Op*> queue_;                // handed off, not yet seen by the progress thread
+  std::vector<Op*> pending_;              // the progress thread's
+  bool progress_ended_ = false;           // guarded by queue_mutex_
   std::atomic<bool> stopping_{false};
   std::atomic<bool> shut_down_{false};
   std::thread progress_;

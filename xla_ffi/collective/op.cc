@@ -180,7 +180,9 @@ void Op::Publish() {
   mine_->produce.results.store(0, std::memory_order_release);
   mine_->consume.consumed.store(0, std::memory_order_release);
   mine_->consume.results_consumed.store(0, std::memory_order_release);
-  line.previous_done.store(participant_.last_done_.load(std::memory_order_relaxed),
+  // Acquire: the progress thread may have finished that execution; its loads from the peers' slots
+  // come before the store here, which lets the peers write to them.
+  line.previous_done.store(participant_.last_done_.load(std::memory_order_acquire),
                            std::memory_order_release);
   line.header.store(plan.header, std::memory_order_relaxed);
   if (plan.readers.empty()) {

@@ -18,8 +18,10 @@ constexpr size_t kTwoShotBytes = 8 * 1024;
 constexpr size_t kDirectBytes = 2 * 1024;
 // Same process: from here on each device reduces its part and writes it to every output.
 constexpr size_t kDirectPartsBytes = 64 * 1024;
-// Other process: process_vm_readv costs about 2 us per call plus page pinning.
-constexpr size_t kProcessReadBytes = 256 * 1024;
+// Other process, on a core of its own: process_vm_readv costs 1 us per call, and its copy is slower
+// than ours from the size on where staging overlaps with the peers' reading.
+constexpr size_t kProcessReadBytes = 32 * 1024;
+constexpr size_t kProcessReadLimit = 256 * 1024;
 
 size_t RoundUp(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -114,8 +116,9 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
   if (size == 1) {
     algorithm = Algorithm::kLocal;
   } else if (!inlined) {
-    const bool large_copy = !reduces && stream >= kProcessReadBytes;
-    if (topology.one_process ? contribution > kDirectBytes : large_copy && topology.process_reads) {
+    const bool process_read = topology.process_reads && !reduces && stream >= kProcessReadBytes &&
+                              stream < kProcessReadLimit;
+    if (topology.one_process ? contribution > kDirectBytes : process_read) {
       algorithm = Algorithm::kPull;
     } else if (kind == OpKind::kAllReduce && size > 2 && contribution > kTwoShotBytes) {
       algorithm = Algorithm::kTwoShot;

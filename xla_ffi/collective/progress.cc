@@ -21,8 +21,11 @@ bool Fabric::TryHandOff(Op* op) {
     std::lock_guard lock(queue_mutex_);
     if (progress_ended_) return false;
     queue_.push_back(op);
-    // Inside: once the progress thread has the op it may finish it, and a shutdown unmaps the bell.
-    Ring(peers_[static_cast<size_t>(process_)].header);
+    queue_filled_.notify_one();
+    // It may watch other executions, asleep at the bell; the mutex orders this look at `sleepers`
+    // after its own at the queue. Inside, because once the progress thread has the op it may finish
+    // it, and a shutdown unmaps the bell.
+    RingIfSleeping(peers_[static_cast<size_t>(process_)].header);
   }
   return true;
 }
@@ -76,8 +79,15 @@ void Fabric::ProgressLoop() {
       if (progress_ended_) return;
       continue;
     }
+    if (nothing) {
+      // Not at the bell: every call of every peer would ring it.
+      std::unique_lock lock(queue_mutex_);
+      queue_filled_.wait(
+          lock, [this] { return !queue_.empty() || stopping_.load(std::memory_order_acquire); });
+      continue;
+    }
     // A short burst of yields catches peers that are about to come; then sleep.
-    if (!nothing && ++idle < 16) {
+    if (++idle < 16) {
       std::this_thread::yield();
       continue;
     }
@@ -96,7 +106,7 @@ void Fabric::ProgressLoop() {
       // The launch clock settles by time, not by news.
       SleepUnless(again, Deadline(now + LaunchClock::kSettle / 4));
     } else {
-      SleepUnless(again, pending_.empty() ? Deadline::Never() : Deadline(next_check));
+      SleepUnless(again, Deadline(next_check));
     }
   }
 }

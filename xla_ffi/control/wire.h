@@ -19,7 +19,7 @@ inline constexpr uint32_t kWireVersion = 1;
 
 enum class MessageType : uint32_t {
   kHello = 1,     // first on every connection: who, and the endpoint's address with its descriptors
-  kReady = 2,     // connected to everybody; says whether process_vm_readv works
+  kReady = 2,     // connected to everybody; the machine as this process sees it
   kInstance = 3,  // a rank takes part in a call instance, with its cell
   kRetire = 4,    // a rank has dropped a call instance
   kStuck = 5,     // a rank has been waiting for the receiver for a while
