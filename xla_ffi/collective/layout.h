@@ -115,7 +115,7 @@ struct LastSeen {
   std::atomic<uint64_t> key;   // of the instance on its communicator
   std::atomic<uint64_t> call;  // of the instance, the same for every group of the call
   std::atomic<uint64_t> tag;
-  uint64_t unused;
+  std::atomic<uint64_t> core;  // that the publishing thread ran on
 };
 inline constexpr size_t kMaxLocalRanks =
     (kWindowHeaderBytes - sizeof(WindowHeader)) / sizeof(LastSeen);

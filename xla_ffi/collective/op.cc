@@ -6,6 +6,7 @@
 #include "collective/fabric.h"
 #include "collective/participant.h"
 #include "memory/copy.h"
+#include "os/cores.h"
 
 namespace jaxfabric {
 
@@ -212,6 +213,7 @@ void Op::Publish() {
   seen->key.store(participant_.key_, std::memory_order_relaxed);
   seen->call.store(participant_.call_, std::memory_order_relaxed);
   seen->tag.store(tag_, std::memory_order_relaxed);
+  seen->core.store(CurrentCore(), std::memory_order_relaxed);
   // Release: the line, the staged bytes and the counters before it.
   line.tag.store(tag_, std::memory_order_release);
   participant_.RingPeers();

@@ -6,6 +6,7 @@
 
 #include "base/hash.h"
 #include "collective/fabric.h"
+#include "os/cores.h"
 #include "os/futex.h"
 
 namespace jaxfabric {
@@ -117,14 +118,24 @@ bool Participant::InStep(const Op& op) const {
          (call == call_ && tag == op.tag());
 }
 
+bool Participant::OnThisCore(const Op& op) const {
+  const int peer = op.waiting_for();
+  if (peer < 0) return false;
+  const LastSeen* seen = peers_[static_cast<size_t>(peer)].last_seen;
+  return seen->core.load(std::memory_order_relaxed) == CurrentCore();
+}
+
 bool Participant::WaitInline(Op& op) {
   const Fabric::Waiting& policy = fabric_.waiting();
-  // A pause is about 15 ns, a clock twice that. With a core for every rank the thread keeps it:
-  // whoever sleeps or yields next to a busy process gets the core back a time slice later.
-  constexpr int kFreePauses = 1024;
-  const int free_rounds = policy.shared_cores ? 64 : kFreePauses;
-  // Sharing a core, it yields for a while before it sleeps: a yield costs the others nothing, a
-  // sleep costs a wake-up on both sides, and next to a busy process a time slice.
+  // A pause is about 15 ns, a clock twice that, a yield 300 ns. A peer that runs comes within the
+  // pauses, and no system call is made. One that may be waiting for this very core is let in soon:
+  // because ranks outnumber cores, or because the scheduler has put it here, next to a third
+  // process on the other cores.
+  constexpr int kPausesForRunning = 1024;
+  constexpr int kPausesForWaiting = 8;
+  constexpr int kPausesPerYield = 64;
+  // Sharing cores, a rank sleeps only after a while: a sleep costs a wake-up on both sides, and
+  // next to a busy process a time slice.
   constexpr Clock::duration kYielding = std::chrono::milliseconds(1);
   int idle_rounds = 0;
   Clock::time_point start{};
@@ -139,7 +150,12 @@ bool Participant::WaitInline(Op& op) {
     // The first execution waits for announcements and the launch clock: not worth a core.
     if (op.stage() == Op::Stage::kSetup) return false;
     ++idle_rounds;
-    if (idle_rounds <= free_rounds || (!policy.shared_cores && idle_rounds % 64 != 0)) {
+    if (idle_rounds <= kPausesForWaiting) {
+      CpuPause();
+      continue;
+    }
+    const bool shared = policy.shared_cores || OnThisCore(op);
+    if (!shared && (idle_rounds <= kPausesForRunning || idle_rounds % kPausesPerYield != 0)) {
       CpuPause();
       continue;
     }
@@ -148,8 +164,7 @@ bool Participant::WaitInline(Op& op) {
     if (start == Clock::time_point{}) start = now;
     const Clock::duration limit = InStep(op) ? policy.in_step : policy.out_of_step;
     if (now - start >= limit) return false;
-    if (!policy.shared_cores) continue;
-    if (now - start < kYielding) {
+    if (!policy.shared_cores || now - start < kYielding) {
       ::sched_yield();
       continue;
     }

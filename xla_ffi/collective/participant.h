@@ -102,6 +102,8 @@ class Participant {
   int TryClaimSlot(uint64_t tag, uint64_t entry);
   // Whether the peer's last call is the one this rank did before `op`.
   bool InStep(const Op& op) const;
+  // Whether that peer's thread last ran on the core of this one.
+  bool OnThisCore(const Op& op) const;
   // The reader (an index in plan_.readers) needs nothing of this execution any more.
   bool ReaderDone(size_t reader, int slot, uint64_t tag) const;
   void ConfirmReaders(SlotState& slot);

@@ -16,6 +16,8 @@ std::vector<int64_t> UsableCores() {
   return cores;
 }
 
+uint64_t CurrentCore() { return static_cast<uint64_t>(::sched_getcpu()); }
+
 std::optional<int64_t> CoreQuota(const std::string& cgroup_root) {
   // "max 100000" or "200000 100000": microseconds granted in each period (cgroup v2).
   std::ifstream file(cgroup_root + "/cpu.max");

@@ -11,6 +11,9 @@ namespace jaxfabric {
 // Numbers of the cores in the calling thread's affinity mask, ascending; empty if unknown.
 std::vector<int64_t> UsableCores();
 
+// The core that the calling thread runs on just now; a few nanoseconds.
+uint64_t CurrentCore();
+
 // Cores' worth of time that the control group grants, rounded up; `cgroup_root` is /sys/fs/cgroup
 // or a stand-in. Empty where there is no limit or it cannot be read.
 std::optional<int64_t> CoreQuota(const std::string& cgroup_root);

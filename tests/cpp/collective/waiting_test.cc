@@ -1,9 +1,12 @@
 // What ranks do while they wait for each other, and what they leave alone.
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <time.h>
 
 #include <thread>
 
 #include "collective/world.h"
+#include "os/cores.h"
 
 namespace jaxfabric::testing {
 namespace {
@@ -38,6 +41,45 @@ TEST(Waiting, RanksInStepRingNobody) {
   count(1);
   EXPECT_EQ(failures, "");
   EXPECT_LE(rings, 4 * late + kLaunches / 100);
+}
+
+double ThreadSeconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// The scheduler may put both ranks on one core although there are two, next to a busy process. A
+// rank that kept its time slice would burn 4 ms in every call.
+TEST(Waiting, ARankLetsThePeerOnItsOwnCoreRun) {
+  for (const Shape shape : {Shape{2, 1}, Shape{1, 2}}) {
+    World world(shape);
+    std::vector<size_t> calls;
+    for (const size_t count : {size_t{4}, size_t{4000}, size_t{40000}}) {
+      calls.push_back(
+          world.Add({OpKind::kAllReduce, DType::kFloat32, count, 2, ReduceOp::kSum, {}, 0}));
+    }
+    const auto core = static_cast<int>(UsableCores().front());
+    EXPECT_EQ(world.OnEveryRank([&](LocalRanks& ranks, int local) {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(core, &one);
+      if (::sched_setaffinity(0, sizeof(one), &one) != 0) return std::string("not pinned");
+      std::string failures;
+      for (size_t call : calls) failures += Text(ranks.Run(call, local, 0));
+      constexpr int kLaunches = 100;
+      const double before = ThreadSeconds();
+      for (int launch = 1; launch <= kLaunches; ++launch) {
+        for (size_t call : calls) failures += Text(ranks.Run(call, local, launch));
+      }
+      const double seconds = ThreadSeconds() - before;
+      if (seconds > 1e-3 * kLaunches * static_cast<double>(calls.size())) {
+        failures += "used " + std::to_string(seconds) + " s of its core";
+      }
+      return failures;
+    }),
+              "");
+  }
 }
 
 }  // namespace

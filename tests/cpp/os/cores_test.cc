@@ -21,6 +21,7 @@ TEST(Cores, FollowTheAffinityMask) {
     CPU_SET(static_cast<int>(cores.back()), &one);
     ASSERT_EQ(::sched_setaffinity(0, sizeof(one), &one), 0);
     narrowed = UsableCores();
+    EXPECT_EQ(CurrentCore(), static_cast<uint64_t>(cores.back()));
   }).join();
   EXPECT_EQ(narrowed, std::vector<int64_t>{cores.back()});
 }
