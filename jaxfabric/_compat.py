@@ -95,8 +95,9 @@ def connect_distributed_client(
 
 
 # --- launches ---
-# An executable's first run id is the low half of a hash of its fingerprint, then one more for every
-# launch (jaxlib's py_executable.cc). Client.live_executables() and LoadedExecutable.fingerprint are
+# An executable's first run id is the low half of a hash of its fingerprint, plus that of its device
+# list if some of its devices are other processes'; then one more for every launch (jaxlib's
+# py_executable.cc). Client.live_executables() and LoadedExecutable.fingerprint are
 # not documented. Seen in 0.10.2 and 0.12.0.1; without them the core waits a little before an
 # executable's first collective.
 

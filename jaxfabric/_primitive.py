@@ -259,6 +259,7 @@ class Collective:
             )
         if not abstract:
             ids = [device.id for device in mesh.devices.flat]
+            _expect_launches(mesh)
             positions = [[ids[position] for position in group] for group in positions]
         label = f"{self.name} {aval.dtype.name}[{','.join(map(str, aval.shape))}]"
 
@@ -309,6 +310,14 @@ class Collective:
             },
         )
         return call(ctx.replace(avals_in=avals), *operands).result
+
+
+def _expect_launches(mesh: jax.sharding.Mesh) -> None:
+    """Lets the core work out the first run id of a program on a mesh over several processes."""
+    from jaxfabric import _ext
+
+    if mesh.is_multi_process:
+        _ext.add_device_list([device.id for device in mesh.devices.flat])
 
 
 _collectives: dict[str, Collective] = {}

@@ -293,6 +293,9 @@ def _register(ext: Any) -> None:  # noqa: ANN401
             for fingerprint in _compat.new_fingerprints():
                 ext.add_fingerprint(fingerprint)
 
+    if jax.process_count() > 1:
+        # Of meshes that are not known at lowering (AbstractMesh) the likeliest.
+        ext.add_device_list([device.id for device in jax.devices("cpu")])
     jax.monitoring.register_event_duration_secs_listener(on_duration)
     _registered = True
 

@@ -58,6 +58,7 @@ def module(ffi=(0, 3)) -> types.ModuleType:
     fake.ffi_version = lambda: ffi
     fake.close_executable = lambda: None
     fake.add_fingerprint = lambda fingerprint: None
+    fake.add_device_list = lambda devices: None
     return fake
 
 

@@ -104,6 +104,31 @@ jax.config.update("jax_compilation_cache_dir", sys.argv[1 + process])
     assert ids[0] != ids[1], "both compiled, or both loaded: this has tested nothing"
 
 
+FIRST_LAUNCHES = """
+from jaxfabric import runtime
+devices = np.array(jax.devices())
+for order in (range(n), range(n)[::-1], range(0, n, n // 2), range(2)):
+    mesh = jax.sharding.Mesh(devices[list(order)], ("i",))
+    if not any(device.process_index == process for device in mesh.devices.flat):
+        continue
+    size = mesh.size
+    whole = np.arange(1, size + 1, dtype=np.float32)
+    x = jax.make_array_from_callback((size,), NamedSharding(mesh, P("i")), lambda at: whole[at])
+    for shard in spread(lambda v: lax.psum(v * 1.0, "i"))(x).addressable_shards:
+        assert np.asarray(shard.data).item() == whole.sum(), (shard, whole)
+print("settled by time:", runtime._session.fabric.counters()["unknown_launch_bases"])
+"""
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 1)])
+def test_first_launches_are_known_without_waiting(tmp_path, processes, devices):
+    """Whole, reversed and partial meshes over the processes, and one inside a process."""
+    result = run(tmp_path, FIRST_LAUNCHES, processes, devices)
+    succeeds(result, processes)
+    for process in range(processes):
+        assert "settled by time: 0" in result.lines_of(process), result.explain()
+
+
 THREADS = """
 f = spread(lambda x: lax.psum(x @ x.T, "i"))
 # Whatever launch meets which: all threads of a process give the same.

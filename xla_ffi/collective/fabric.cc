@@ -141,6 +141,7 @@ Status Fabric::failure() const {
 std::map<std::string, uint64_t> Fabric::Counters() const {
   std::map<std::string, uint64_t> counters;
   counters["handed_off"] = handed_off_.load(std::memory_order_relaxed);
+  counters["unknown_launch_bases"] = SiteRegistry::Get().unknown_bases();
   counters["sleeps"] = sleeps_.load(std::memory_order_relaxed);
   counters["staging_allocations"] = staging_allocations_.load(std::memory_order_relaxed);
   counters["staging_free_bytes"] = staging_->free_bytes();

@@ -1,8 +1,8 @@
 #include "collective/launch.h"
 
-#include <bit>
-#include <cstring>
 #include <iterator>
+
+#include "collective/fingerprint.h"
 
 namespace jaxfabric {
 namespace {
@@ -16,41 +16,7 @@ int32_t Distance(int64_t run_id, int32_t base) {
   return static_cast<int32_t>(static_cast<uint32_t>(run_id) - static_cast<uint32_t>(base));
 }
 
-uint64_t Load64(const char* at) {
-  uint64_t value;
-  std::memcpy(&value, at, sizeof(value));
-  return value;
-}
-
-uint64_t Mix(uint64_t u, uint64_t v, uint64_t multiplier) {
-  uint64_t a = (u ^ v) * multiplier;
-  a ^= a >> 47;
-  uint64_t b = (v ^ a) * multiplier;
-  b ^= b >> 47;
-  return b * multiplier;
-}
-
 }  // namespace
-
-// HashLen33to64 of farmhash's farmhashna: JAX's fingerprints of CPU executables are 39 digits.
-std::optional<uint64_t> FarmFingerprint(std::string_view text) {
-  if (text.size() < 33 || text.size() > 64) return std::nullopt;
-  constexpr uint64_t kK2 = 0x9ae16a3b2f90404full;
-  const char* s = text.data();
-  const size_t n = text.size();
-  const uint64_t multiplier = kK2 + n * 2;
-  const uint64_t a = Load64(s) * kK2;
-  const uint64_t b = Load64(s + 8);
-  const uint64_t c = Load64(s + n - 8) * multiplier;
-  const uint64_t d = Load64(s + n - 16) * kK2;
-  const uint64_t y = std::rotr(a + b, 43) + std::rotr(c, 30) + d;
-  const uint64_t z = Mix(y, a + std::rotr(b + kK2, 18) + c, multiplier);
-  const uint64_t e = Load64(s + 16) * multiplier;
-  const uint64_t f = Load64(s + 24);
-  const uint64_t g = (y + Load64(s + n - 32)) * multiplier;
-  const uint64_t h = (z + Load64(s + n - 24)) * multiplier;
-  return Mix(std::rotr(e + f, 43) + std::rotr(g, 30) + h, e + std::rotr(f + a, 18) + g, multiplier);
-}
 
 std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t fabric_serial) {
   std::lock_guard lock(mutex_);
@@ -76,6 +42,7 @@ std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t fabric_seria
       return Distance(run_id, *first);
     }
   }
+  SiteRegistry::Get().CountUnknownBase();
   bases_.push_back({static_cast<int32_t>(run_id), now + kSettle, false});
   return std::nullopt;
 }
@@ -135,7 +102,18 @@ void SiteRegistry::AddFingerprint(std::string_view fingerprint) {
   const auto hash = FarmFingerprint(fingerprint);
   if (!hash) return;
   std::lock_guard lock(mutex_);
+  executables_.insert(static_cast<uint32_t>(*hash));
   first_run_ids_.insert(static_cast<uint32_t>(*hash));
+  for (uint32_t devices : device_lists_) {
+    first_run_ids_.insert(static_cast<uint32_t>(*hash) + devices);
+  }
+}
+
+void SiteRegistry::AddDeviceList(std::span<const int64_t> devices) {
+  const auto hash = static_cast<uint32_t>(DeviceListFingerprint(devices));
+  std::lock_guard lock(mutex_);
+  if (!device_lists_.insert(hash).second) return;
+  for (uint32_t executable : executables_) first_run_ids_.insert(executable + hash);
 }
 
 std::optional<int32_t> SiteRegistry::FirstRunId(int64_t run_id) {

@@ -2,11 +2,13 @@
 // for itself, so that they agree on all ranks without a message. docs/matching.md tells why.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -15,9 +17,6 @@
 #include "base/deadline.h"
 
 namespace jaxfabric {
-
-// FarmHash's Fingerprint64 of 33 to 64 bytes; nothing for other lengths.
-std::optional<uint64_t> FarmFingerprint(std::string_view text);
 
 // Turns run ids into launch numbers for the instances of one executable.
 //
@@ -90,12 +89,17 @@ class SiteRegistry {
   // The same, if `clock` is that of the executable being filled: one of its instances executes.
   void CloseExecutable(const LaunchClock* clock);
 
-  // Tells the run id of an executable's first launch, as JAX derives it from the executable's
-  // fingerprint. Several threads may launch an executable at once the first time; then the smallest
-  // run id that has entered need not be the first one.
+  // Tell what the run ids of first launches derive from: fingerprints of executables, and the lists
+  // of devices, of several processes, that they may run on. Several threads may launch an
+  // executable at once the first time; then the smallest run id that has entered need not be the
+  // first one.
   void AddFingerprint(std::string_view fingerprint);
+  void AddDeviceList(std::span<const int64_t> devices);
   // The first run id of the executable that has launched `run_id` lately, where it is known.
   std::optional<int32_t> FirstRunId(int64_t run_id);
+  // Executables whose base had to be settled by time.
+  void CountUnknownBase() { unknown_bases_.fetch_add(1, std::memory_order_relaxed); }
+  uint64_t unknown_bases() const { return unknown_bases_.load(std::memory_order_relaxed); }
 
   void SetSource(uint64_t site, std::string source);
   // "train.py:42", or "unknown line" for a program that this process did not lower.
@@ -106,7 +110,10 @@ class SiteRegistry {
   std::unordered_map<uint64_t, uint32_t> counts_;
   std::unordered_map<uint64_t, std::string> sources_;
   std::shared_ptr<LaunchClock> open_;
-  std::set<uint32_t> first_run_ids_;
+  std::set<uint32_t> executables_;    // hashes of fingerprints
+  std::set<uint32_t> device_lists_;   // hashes
+  std::set<uint32_t> first_run_ids_;  // an executable's alone, and plus each list's
+  std::atomic<uint64_t> unknown_bases_{0};
 };
 
 }  // namespace jaxfabric

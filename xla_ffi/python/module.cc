@@ -188,6 +188,10 @@ NB_MODULE(_ext, module) {
         SiteRegistry::Get().AddFingerprint({fingerprint.c_str(), fingerprint.size()});
       },
       nb::arg("fingerprint"), "Names an executable that may be launched from now on.");
+  module.def(
+      "add_device_list",
+      [](const std::vector<int64_t>& devices) { SiteRegistry::Get().AddDeviceList(devices); },
+      nb::arg("devices"), "Ids, in order, that executables of several processes may run on.");
   module.def("transports", &TransportReasons,
              "Transport name -> 'OK', or why it cannot be used here.");
 

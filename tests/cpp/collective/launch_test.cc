@@ -4,6 +4,8 @@
 
 #include <thread>
 
+#include "collective/fingerprint.h"
+
 namespace jaxfabric {
 namespace {
 
@@ -66,6 +68,36 @@ TEST(FingerprintTest, IsFarmHash) {
   EXPECT_EQ(low("198058067021807048915973584157283035621"), -1461041422);
   EXPECT_EQ(FarmFingerprint("too short"), std::nullopt);
   EXPECT_EQ(FarmFingerprint(std::string(65, '1')), std::nullopt);
+}
+
+// Differences between the hash above and the first run ids of real executables.
+TEST(FingerprintTest, OfDevicesIsHighwayHash) {
+  const auto low = [](std::vector<int64_t> devices) {
+    return static_cast<uint32_t>(DeviceListFingerprint(devices));
+  };
+  EXPECT_EQ(low({0, 2048}), 0x41665b49u);
+  EXPECT_EQ(low({2048, 0}), 0xaf3c66b5u);
+  EXPECT_EQ(low({0, 2, 2048, 2050}), 0xdb7418bcu);
+  // The digits of more and more devices fill 16 bytes, and 32.
+  EXPECT_EQ(low({0, 1, 2, 3, 2048, 2049, 2050, 2051}), 0xebd6144eu);
+  EXPECT_EQ(low({2051, 2050, 2049, 2048, 3, 2, 1, 0}), 0x9896a101u);
+  EXPECT_EQ(low({0, 1, 2, 3, 4, 5, 6, 7, 2048, 2049, 2050, 2051, 2052, 2053, 2054, 2055}),
+            0x3f40a405u);
+}
+
+TEST(FingerprintTest, WithDevicesOfOtherProcesses) {
+  // In either order.
+  SiteRegistry::Get().AddDeviceList(std::vector<int64_t>{0, 2048});
+  SiteRegistry::Get().AddFingerprint("117412479949259798127005919985376715684");
+  SiteRegistry::Get().AddDeviceList(std::vector<int64_t>{2048, 0});
+  constexpr auto kAlone = static_cast<int32_t>(0x8641f885);
+  constexpr auto kForward = static_cast<int32_t>(0xc7a853ce);
+  constexpr auto kBackward = static_cast<int32_t>(0x8641f885u + 0xaf3c66b5u);
+  for (int32_t first : {kAlone, kForward, kBackward}) {
+    LaunchClock clock;
+    EXPECT_EQ(clock.Launch(first + 1, 1), 1);
+    EXPECT_EQ(clock.Launch(first, 1), 0);
+  }
 }
 
 TEST(FingerprintTest, MakesTheFirstLaunchKnownAtOnce) {
