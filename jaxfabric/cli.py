@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +21,20 @@ signals are passed on, and when one fails the others get a grace period to repor
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
+    try:
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough, as in `jaxfabric doctor | head`. Python flushes once more at
+        # exit, and would complain.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return 128 + signal.SIGPIPE
+    return status
+
+
+def _dispatch(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.subcommand == "run":

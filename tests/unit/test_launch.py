@@ -291,6 +291,19 @@ def test_doctor_reports_versions_and_machine(capsys):
     assert "machine:" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"], []])
+def test_output_that_nobody_reads_is_no_error(arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jaxfabric", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert not stderr
+
+
 def test_doctor_points_at_bad_settings(capsys, monkeypatch):
     monkeypatch.setenv("JAXFABRIC_DEADLINE", "soon")
     monkeypatch.setenv("JAXFABRIC_DEADLNE", "3")
