@@ -94,8 +94,11 @@ def _core() -> list[Finding]:
     findings.append(Finding("core", "operations", ", ".join(sorted(ext.registrations()))))
     # Each transport answers for itself: a name, and a reason where it cannot be used.
     for name, reason in getattr(ext, "transports", dict)().items():
-        value = "usable" if not reason else f"not usable: {reason}"
-        findings.append(Finding("transports", name, value))
+        problem = (
+            f"{reason}: the devices it would connect cannot run collectives" if reason else None
+        )
+        value = "not usable" if reason else "usable"
+        findings.append(Finding("transports", name, value, problem))
     return findings
 
 

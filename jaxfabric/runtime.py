@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from jaxfabric.config import Config, unknown_variables
+from jaxfabric.config import Config, LauncherEnvironment, unknown_variables
 
 if TYPE_CHECKING:
     from jaxfabric import _ext
@@ -175,10 +175,14 @@ def ensure_ready() -> None:
         return
     import jax
 
-    if jax.process_count() > 1:
+    index, count = jax.process_index(), jax.process_count()
+    # Without initialize() JAX has heard nothing of the launcher, and takes each process for a job.
+    if count == 1 and (launched := LauncherEnvironment.from_environment()) is not None:
+        index, count = launched.process_id, launched.num_processes
+    if count > 1:
         raise RuntimeError(
-            f"process {jax.process_index()} of {jax.process_count()} runs a jaxfabric collective "
-            "before jaxfabric.initialize(): call it in every process"
+            f"process {index} of {count} runs a jaxfabric collective before "
+            "jaxfabric.initialize(): call it in every process, before JAX is used"
         )
     initialize()
 

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import math
 import threading
+import time
 from typing import Any
 
 from jaxfabric import _compat
@@ -201,6 +202,7 @@ def join(
 def _join_launcher(launcher: LauncherEnvironment, config: Config) -> Membership:
     _require_no_backend()
     assert launcher.coordinator is not None  # LauncherEnvironment checks it.
+    began = time.monotonic()
     try:
         client = _compat.connect_distributed_client(
             launcher.coordinator,
@@ -210,11 +212,14 @@ def _join_launcher(launcher: LauncherEnvironment, config: Config) -> Membership:
             heartbeat_timeout=math.ceil(config.heartbeat),
         )
     except Exception as error:
+        waited = time.monotonic() - began
+        # jaxlib's error may be no more than "std::bad_cast": see connect_distributed_client().
+        cause = None if "bad_cast" in str(error) else error
         raise rendezvous.RendezvousError(
-            f"process {launcher.process_id} waited {config.connect_timeout:g} s at "
+            f"process {launcher.process_id} waited {waited:.0f} s at "
             f"{launcher.coordinator}, and not all {launcher.num_processes} processes came: each "
             "must call jaxfabric.initialize() (connect_timeout sets the wait)"
-        ) from error
+        ) from cause
     return Membership(
         LAUNCHER,
         launcher.process_id,

@@ -116,6 +116,13 @@ for order in (range(n), range(n)[::-1], range(0, n, n // 2), range(2)):
     x = jax.make_array_from_callback((size,), NamedSharding(mesh, P("i")), lambda at: whole[at])
     for shard in spread(lambda v: lax.psum(v * 1.0, "i"))(x).addressable_shards:
         assert np.asarray(shard.data).item() == whole.sum(), (shard, whole)
+
+@jax.jit
+@jax.shard_map(mesh=jax.make_mesh((n,), ("i",)), in_specs=(), out_specs=P())
+def without_arguments():
+    return lax.psum(jnp.float32(1) + jax.lax.axis_index("i"), "i")
+
+assert float(without_arguments()) == n * (n + 1) / 2
 print("settled by time:", runtime._session.fabric.counters()["unknown_launch_bases"])
 """
 

@@ -305,6 +305,21 @@ def test_output_that_nobody_reads_is_no_error(arguments):
     assert not stderr
 
 
+def test_doctor_finds_the_transports_usable(capsys):
+    cli.main(["doctor", "--json"])
+    findings = json.loads(capsys.readouterr().out)
+    transports = {f["name"]: f for f in findings if f["section"] == "transports"}
+    assert {"inproc", "shm"} <= set(transports)
+    assert {(f["value"], f["problem"]) for f in transports.values()} == {("usable", None)}
+
+
+@pytest.mark.parametrize("count", ["x", "0", "-1", "1.5", ""])
+def test_counts_are_whole_numbers(count, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", f"-n={count}", "x.py"])
+    assert "is not a whole number of at least 1" in capsys.readouterr().err
+
+
 def test_doctor_points_at_bad_settings(capsys, monkeypatch):
     monkeypatch.setenv("JAXFABRIC_DEADLINE", "soon")
     monkeypatch.setenv("JAXFABRIC_DEADLNE", "3")

@@ -87,6 +87,20 @@ def test_ensure_ready_starts_a_single_process_only(core, monkeypatch):
         runtime.ensure_ready()
 
 
+def test_forgotten_initialize_under_the_launcher_is_an_error(core, monkeypatch):
+    """JAX alone would take each process for a job of one, and sum over nobody."""
+    for name, value in {
+        "JAXFABRIC_NUM_PROCESSES": "2",
+        "JAXFABRIC_PROCESS_ID": "1",
+        "JAXFABRIC_COORDINATOR": "127.0.0.1:1",
+        "JAXFABRIC_JOB": "a",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match=r"process 1 of 2 .* before jaxfabric.initialize"):
+        runtime.ensure_ready()
+    assert not runtime.is_initialized()
+
+
 def test_status(core):
     assert jaxfabric.status() == runtime.Status(initialized=False)
     jaxfabric.initialize()

@@ -106,8 +106,9 @@ class HighwayHasher {
 
 // HashLen33to64 of farmhash's farmhashna.
 std::optional<uint64_t> FarmFingerprint(std::string_view text) {
-  if (text.size() < 33 || text.size() > 64) return std::nullopt;
   constexpr uint64_t kK2 = 0x9ae16a3b2f90404full;
+  if (text.empty()) return kK2;
+  if (text.size() < 33 || text.size() > 64) return std::nullopt;
   const char* s = text.data();
   const size_t n = text.size();
   const uint64_t multiplier = kK2 + n * 2;

@@ -145,7 +145,7 @@ class PyFabric {
 std::map<std::string, std::string> TransportReasons() {
   std::map<std::string, std::string> reasons;
   for (const TransportProbe& probe : ProbeTransports()) {
-    reasons[std::string(probe.name)] = probe.status.ToString();
+    reasons[std::string(probe.name)] = probe.status.ok() ? "" : probe.status.ToString();
   }
   return reasons;
 }
@@ -193,7 +193,7 @@ NB_MODULE(_ext, module) {
       [](const std::vector<int64_t>& devices) { SiteRegistry::Get().AddDeviceList(devices); },
       nb::arg("devices"), "Ids, in order, that executables of several processes may run on.");
   module.def("transports", &TransportReasons,
-             "Transport name -> 'OK', or why it cannot be used here.");
+             "Transport name -> '', or why it cannot be used here.");
 
   nb::class_<PyFabric>(module, "Fabric", "This process's end of the fabric.")
       .def(nb::init<int, int, std::vector<int64_t>, nb::dict>(), nb::arg("process_index"),
