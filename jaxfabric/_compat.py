@@ -260,6 +260,17 @@ def user_source(ctx: Any) -> str:  # noqa: ANN401
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else "unknown source"
 
 
+def lower_for_each_device_assignment(primitive: Any) -> None:  # noqa: ANN401
+    """Keeps JAX from reusing the lowering of a program with `primitive` on other devices.
+
+    By default one lowering serves all meshes of one shape, although under `jax.set_mesh` the rule
+    sees the devices of the first.
+    """
+    from jax._src import dispatch
+
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
 def hide_frames(path: str) -> None:
     """Makes JAX attribute operations made under `path` to the caller's line."""
     from jax._src import source_info_util

@@ -106,6 +106,8 @@ class Collective:
         if self.jvp is not None:
             ad.primitive_jvps[primitive] = self.jvp
         batching.fancy_primitive_batchers[primitive] = self._batch
+        # The groups name devices.
+        _compat.lower_for_each_device_assignment(primitive)
         # Not cacheable: two equal calls in one module are two sites.
         mlir.register_lowering(primitive, self._lower, platform="cpu", cacheable=False)
         mlir.register_lowering(primitive, self._lower_elsewhere, cacheable=False)

@@ -136,6 +136,57 @@ def test_first_launches_are_known_without_waiting(tmp_path, processes, devices):
         assert "settled by time: 0" in result.lines_of(process), result.explain()
 
 
+DIVIDED = """
+from jaxfabric import runtime
+jaxfabric.shutdown()
+jaxfabric.initialize()
+mesh = jax.make_mesh((2, 2), ("p", "d"))
+
+@jax.jit
+@jax.shard_map(mesh=mesh, in_specs=(P(), P()), out_specs=P(("p", "d")), check_vma=False)
+def f(mode, s):
+    rank = jax.lax.axis_index(("p", "d")).astype(jnp.float32)
+    row = jax.lax.axis_index("p")
+    # mode 0: no collective. 1: the devices of process 0 only. 2: from process 1 to process 0.
+    y = jax.lax.cond((mode == 1) & (row == 0), lambda x: lax.psum(x, "d"), lambda x: 0 * x, rank)
+    z = jax.lax.cond(mode == 2, lambda x: lax.ppermute(x + s, "p", [(1, 0)]), lambda x: 0 * x, rank)
+    return (y + z)[None]
+
+for mode in sys.argv[1]:
+    f(jnp.int32(int(mode)), jnp.float32(0)).block_until_ready()
+# The sender waits for nobody: its value of another launch would be there to be taken.
+results = [f(jnp.int32(2), jnp.float32(100 * k)) for k in range(4)]
+for k, result in enumerate(results):
+    for shard in result.addressable_shards:
+        rank = shard.index[0].start
+        want = rank + 2 + 100 * k if rank < 2 else 0
+        assert float(np.asarray(shard.data)[0]) == want, (rank, k, shard.data, want)
+"""
+
+
+@pytest.mark.parametrize("before", ["1", "0010", "101"])
+def test_groups_whose_first_collectives_are_in_different_launches(tmp_path, before):
+    """In a fabric after the first one, where nobody knows how often a program was launched."""
+    succeeds(run(tmp_path, DIVIDED, arguments=[before]))
+
+
+REJITTED = """
+if process == 0:
+    # JAX writes its persistent cache from process 0 only: the others compile again and again.
+    jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+x = array(lambda rank: np.full(3, rank + 1.0, np.float32))
+for _ in range(4):
+    same(spread(lambda v: lax.psum(v, "i"))(x), lambda rank: np.full(3, n * (n + 1) / 2))
+"""
+
+
+def test_equal_programs_of_which_one_rank_finds_the_later_ones_in_the_cache(tmp_path):
+    env = {"JAX_ENABLE_COMPILATION_CACHE": "true"}
+    succeeds(run(tmp_path, REJITTED, arguments=[tmp_path / "cache"], env=env))
+
+
 THREADS = """
 f = spread(lambda x: lax.psum(x @ x.T, "i"))
 # Whatever launch meets which: all threads of a process give the same.

@@ -44,6 +44,33 @@ def test_mesh_over_some_devices_and_another_in_the_next_program():
             model.check(table, f(model.put(blocks, mesh)), blocks, shape, ("i",))
 
 
+@pytest.mark.parametrize("op", ["psum", "ppermute", "all_gather", "pbroadcast"])
+def test_one_program_under_one_mesh_after_another(op):
+    """JAX traces the program once for both: what it lowers must not name the first devices."""
+    n = 4
+    calls = {
+        "psum": lambda x: lax.psum(x, "i"),
+        "ppermute": lambda x: lax.ppermute(x, "i", [(i, (i + 1) % n) for i in range(n)]),
+        "all_gather": lambda x: lax.all_gather(x, "i").reshape(-1)[:1],
+        "pbroadcast": lambda x: lax.pbroadcast(x, "i", 2),
+    }
+    want = {
+        "psum": lambda v: np.full(n, v.sum()),
+        "ppermute": lambda v: np.roll(v, 1),
+        "all_gather": lambda v: np.full(n, v[0]),
+        "pbroadcast": lambda v: np.full(n, v[2]),
+    }
+    spec = PartitionSpec("i")
+    # Without a mesh of its own: the one of the context.
+    f = jax.jit(jax.shard_map(calls[op], in_specs=spec, out_specs=spec, check_vma=False))
+    for first, devices in enumerate(([0, 1, 2, 3], [3, 2, 1, 0], [5, 1, 6, 4])):
+        mesh = model.grid({"i": n}, devices=devices)
+        values = np.arange(n, dtype=np.float32) * 10 + first
+        with jax.set_mesh(mesh):
+            x = jax.device_put(values, jax.sharding.NamedSharding(mesh, spec))
+            np.testing.assert_array_equal(np.asarray(f(x)), want[op](values))
+
+
 def test_abstract_mesh():
     mesh = model.grid(GRID, devices=[3, 0, 6, 5, 1, 7, 4, 2])
     blocks = model.blocks_for(GRID, 4)

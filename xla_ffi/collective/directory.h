@@ -19,6 +19,7 @@ class Directory {
     int64_t rank = -1;
     int process = -1;
     uint32_t cell = 0;
+    std::optional<uint32_t> first_run_id;  // of the executable, where the member's process knows it
     bool retired = false;
   };
   struct Announcement {

@@ -228,7 +228,8 @@ void Fabric::Announce(const Participant& participant) {
   announcement.key = participant.key();
   announcement.size = static_cast<uint32_t>(participant.size());
   announcement.position = static_cast<uint32_t>(participant.position());
-  announcement.member = {participant.rank(), process_, participant.cell_index(), false};
+  announcement.member = {participant.rank(), process_, participant.cell_index(),
+                         participant.first_run_id(), false};
   announcement.label = participant.spec().label;
   announcement.source = SiteRegistry::Get().Source(participant.spec().site);
   directory_.Add(announcement);

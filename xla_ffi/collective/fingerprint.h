@@ -11,8 +11,9 @@
 
 namespace jaxfabric {
 
-// FarmHash's Fingerprint64 of 33 to 64 bytes, or none; nothing for other lengths. JAX's fingerprints
-// of CPU executables have 37 to 39 digits, and those of programs without arguments are empty.
+// FarmHash's Fingerprint64 of 33 to 64 bytes, or none; nothing for other lengths. JAX's
+// fingerprints of CPU executables have 37 to 39 digits, and those of programs without arguments are
+// empty.
 std::optional<uint64_t> FarmFingerprint(std::string_view text);
 
 // XLA's fingerprint of an ordered list of device ids (ifrt's device_list.cc): HighwayHash-64 of

@@ -18,7 +18,14 @@ int32_t Distance(int64_t run_id, int32_t base) {
 
 }  // namespace
 
-std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t fabric_serial) {
+std::optional<uint32_t> LaunchClock::FirstRunId(int64_t run_id, uint64_t fabric_serial) {
+  if (fabric_serial != 1) return std::nullopt;
+  const auto first = SiteRegistry::Get().FirstRunId(run_id);
+  if (!first) return std::nullopt;
+  return static_cast<uint32_t>(*first);
+}
+
+std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t group, uint64_t fabric_serial) {
   std::lock_guard lock(mutex_);
   // An execution of a fabric that is being shut down: it ends with that.
   if (fabric_serial < fabric_serial_) return std::nullopt;
@@ -27,6 +34,7 @@ std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t fabric_seria
   const auto now = Clock::now();
   for (Base& base : bases_) {
     const int32_t distance = Distance(run_id, base.smallest);
+    if (base.group != group) continue;
     if (distance > kSameExecutable || distance < -kSameExecutable) continue;
     if (!base.settled && now >= base.settled_at) base.settled = true;
     if (base.settled) return distance;
@@ -36,14 +44,8 @@ std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t fabric_seria
     }
     return std::nullopt;
   }
-  if (fabric_serial == 1) {
-    if (const auto first = SiteRegistry::Get().FirstRunId(run_id)) {
-      bases_.push_back({*first, now, true});
-      return Distance(run_id, *first);
-    }
-  }
   SiteRegistry::Get().CountUnknownBase();
-  bases_.push_back({static_cast<int32_t>(run_id), now + kSettle, false});
+  bases_.push_back({group, static_cast<int32_t>(run_id), now + kSettle, false});
   return std::nullopt;
 }
 

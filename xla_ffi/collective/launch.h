@@ -21,25 +21,29 @@ namespace jaxfabric {
 // Turns run ids into launch numbers for the instances of one executable.
 //
 // A run id grows by one per launch of its executable, from a base that may differ between processes
-// (an executable loaded from the compilation cache has another). The base is the smallest run id
-// seen within kSettle of the first: several threads may enter out of launch order.
+// (an executable loaded from the compilation cache has another). Where all ranks of a group know
+// their bases and these are equal, the base counts. Otherwise it is the smallest run id with which
+// the group was seen within kSettle of the first: several threads may enter out of launch order.
+// It is the group's own, because only its members enter the same launches: others may have been in
+// a branch without a collective.
 class LaunchClock {
  public:
   static constexpr Clock::duration kSettle = std::chrono::milliseconds(5);
 
-  // The launch number of a run id, or nothing while the base is not settled (then ask again; the
-  // first call for a run id has counted it). Negative for a launch that came after a later one had
-  // settled the base.
-  //
-  // Every fabric counts from the start: after a failure ranks may have launched a program a
-  // different number of times, and they begin anew together.
-  //
-  // For the first fabric of a process nothing has to settle where the registry knows the base.
-  std::optional<int32_t> Launch(int64_t run_id, uint64_t fabric_serial);
+  // The executable's first run id, where the registry knows it. Only for the first fabric of a
+  // process: after a failure ranks may have launched a program a different number of times, and
+  // they begin anew together.
+  static std::optional<uint32_t> FirstRunId(int64_t run_id, uint64_t fabric_serial);
+
+  // The launch number of a run id in a group, or nothing while the base is not settled (then ask
+  // again; the first call for a run id has counted it). Negative for a launch that came after a
+  // later one had settled the base. Every fabric counts from the start.
+  std::optional<int32_t> Launch(int64_t run_id, uint64_t group, uint64_t fabric_serial);
 
  private:
   // Executables compiled by several threads at once may share a clock; their run ids are far apart.
   struct Base {
+    uint64_t group;
     int32_t smallest;
     Clock::time_point settled_at;
     bool settled;

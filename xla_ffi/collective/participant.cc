@@ -35,8 +35,9 @@ Participant::Participant(Fabric& fabric, const CallSpec& spec, SiteRegistry::Ins
       peer_done_(spec.groups[static_cast<size_t>(group)].size()) {
   Hasher hasher;
   hasher.Add(std::span<const int64_t>(spec_.groups[static_cast<size_t>(group)]));
-  key_ =
-      hasher.Add(uint64_t{spec_.by_position}).Add(spec_.Hash()).Add(instance_.duplicate).Finish();
+  hasher.Add(uint64_t{spec_.by_position});
+  group_hash_ = Hasher(hasher).Finish();
+  key_ = hasher.Add(spec_.Hash()).Add(instance_.duplicate).Finish();
   call_ = Hasher().Add(spec_.Hash()).Add(instance_.duplicate).Finish();
   last_seen_ = LastSeenOf(fabric_.window(), static_cast<size_t>(fabric_.LocalIndex(rank)));
   peers_.resize(static_cast<size_t>(plan_.size));
@@ -191,24 +192,16 @@ std::string Participant::DescribePeer(int position) const {
 
 bool Participant::Prepare(Op& op) {
   Enter();
-  if (!launch_known_) {
-    const auto launch = instance_.clock->Launch(op.run_id(), fabric_.serial());
-    if (!launch) {
-      Leave();
-      return false;
-    }
-    launch_base_ = static_cast<uint32_t>(op.run_id()) - static_cast<uint32_t>(*launch);
-    launch_known_ = true;
-  }
-  const auto launch = static_cast<int32_t>(static_cast<uint32_t>(op.run_id()) - launch_base_);
   if (!ready()) {
-    if (!ResolvePeers()) {
+    if (!cell_) first_run_id_ = LaunchClock::FirstRunId(op.run_id(), fabric_.serial());
+    if (!ResolvePeers() || !ResolveLaunch(op.run_id())) {
       Leave();
       return false;
     }
-    // Release: the fast path reads peers_, plan_ and mine_ without entering.
+    // Release: the fast path reads peers_, plan_, mine_ and the launch base without entering.
     ready_.store(true, std::memory_order_release);
   }
+  const auto launch = static_cast<int32_t>(static_cast<uint32_t>(op.run_id()) - launch_base_);
   Leave();
   // Inside one process all ranks count with one clock, whatever it took for the first launch.
   if (launch < 0 && !communicator_->one_process()) {
@@ -221,6 +214,23 @@ bool Participant::Prepare(Op& op) {
     return true;
   }
   op.tag_ = MakeTag(static_cast<uint32_t>(launch), op.occurrence_);
+  return true;
+}
+
+bool Participant::ResolveLaunch(int64_t run_id) {
+  const auto members = fabric_.directory().Complete(key_);
+  const bool equal = first_run_id_ && members &&
+                     std::all_of(members->begin(), members->end(), [&](const auto& member) {
+                       return member.first_run_id == first_run_id_;
+                     });
+  if (equal) {
+    launch_base_ = *first_run_id_;
+  } else {
+    const auto launch = instance_.clock->Launch(run_id, group_hash_, fabric_.serial());
+    if (!launch) return false;
+    launch_base_ = static_cast<uint32_t>(run_id) - static_cast<uint32_t>(*launch);
+  }
+  launch_known_ = true;
   return true;
 }
 

@@ -58,6 +58,7 @@ class Participant {
   int group() const { return group_; }
   uint64_t key() const { return key_; }
   uint32_t cell_index() const { return cell_index_; }
+  std::optional<uint32_t> first_run_id() const { return first_run_id_; }
   Fabric& fabric() { return fabric_; }
   // Ranks of the group.
   int size() const { return static_cast<int>(peer_done_.size()); }
@@ -99,6 +100,8 @@ class Participant {
   // Setup for an op: true when the instance is ready and the op's launch number known.
   bool Prepare(Op& op);
   bool ResolvePeers();
+  // Sets launch_base_: true once it is known.
+  bool ResolveLaunch(int64_t run_id);
   int TryClaimSlot(uint64_t tag, uint64_t entry);
   // Whether the peer's last call is the one this rank did before `op`.
   bool InStep(const Op& op) const;
@@ -133,6 +136,8 @@ class Participant {
   Plan plan_;
 
   std::atomic<bool> ready_{false};
+  std::optional<uint32_t> first_run_id_;  // of the executable; set before the announcement
+  uint64_t group_hash_ = 0;
   bool launch_known_ = false;
   uint32_t launch_base_ = 0;  // run id of launch 0
 

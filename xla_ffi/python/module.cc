@@ -103,7 +103,11 @@ class PyFabric {
     ThrowIfError(fabric.status());
     fabric_ = *std::move(fabric);
   }
-  ~PyFabric() { Shutdown(); }
+  // Without giving up the GIL if there is nothing to do: a daemon thread may be the last owner, and
+  // the interpreter may be ending.
+  ~PyFabric() {
+    if (!fabric_->shut_down()) Shutdown();
+  }
 
   nb::bytes Address() const {
     const std::string address = fabric_->Address();

@@ -11,7 +11,7 @@ Directory::Announcement Announce(uint64_t key, uint32_t position, uint32_t size 
   announcement.size = size;
   announcement.position = position;
   announcement.member = {int64_t{position} * 2048, static_cast<int>(position), position + 40,
-                         false};
+                         std::nullopt, false};
   announcement.label = "psum float32[8]";
   announcement.source = "train.py:42";
   return announcement;

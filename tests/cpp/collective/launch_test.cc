@@ -10,10 +10,12 @@ namespace jaxfabric {
 namespace {
 
 // Asks until the base has settled.
+constexpr uint64_t kGroup = 5;
+
 int32_t Settled(LaunchClock& clock, int64_t run_id, uint64_t serial = 2) {
   const Deadline deadline = Deadline::AfterSeconds(20);
   while (!deadline.expired()) {
-    if (const auto launch = clock.Launch(run_id, serial)) return *launch;
+    if (const auto launch = clock.Launch(run_id, kGroup, serial)) return *launch;
     std::this_thread::yield();
   }
   ADD_FAILURE() << "never settled";
@@ -22,40 +24,55 @@ int32_t Settled(LaunchClock& clock, int64_t run_id, uint64_t serial = 2) {
 
 TEST(LaunchClockTest, CountsFromTheSmallestRunIdOfTheFirstMoments) {
   LaunchClock clock;
-  EXPECT_EQ(clock.Launch(102, 2), std::nullopt);
-  EXPECT_EQ(clock.Launch(100, 2), std::nullopt);
-  EXPECT_EQ(clock.Launch(101, 2), std::nullopt);
+  EXPECT_EQ(clock.Launch(102, kGroup, 2), std::nullopt);
+  EXPECT_EQ(clock.Launch(100, kGroup, 2), std::nullopt);
+  EXPECT_EQ(clock.Launch(101, kGroup, 2), std::nullopt);
   EXPECT_EQ(Settled(clock, 102), 2);
-  EXPECT_EQ(clock.Launch(100, 2), 0);
-  EXPECT_EQ(clock.Launch(101, 2), 1);
+  EXPECT_EQ(clock.Launch(100, kGroup, 2), 0);
+  EXPECT_EQ(clock.Launch(101, kGroup, 2), 1);
   // Too late: it says so instead of giving a number that other ranks have given to another.
-  EXPECT_EQ(clock.Launch(99, 2), -1);
+  EXPECT_EQ(clock.Launch(99, kGroup, 2), -1);
+}
+
+// Another group may have been in a branch without a collective until now.
+TEST(LaunchClockTest, CountsForEachGroupFromItsOwnBeginning) {
+  LaunchClock clock;
+  clock.Launch(100, kGroup, 2);
+  EXPECT_EQ(Settled(clock, 100), 0);
+  EXPECT_EQ(clock.Launch(103, kGroup, 2), 3);
+  constexpr uint64_t kOther = 6;
+  const Deadline deadline = Deadline::AfterSeconds(20);
+  std::optional<int32_t> launch;
+  while (!launch && !deadline.expired()) launch = clock.Launch(103, kOther, 2);
+  EXPECT_EQ(launch, 0);
+  EXPECT_EQ(clock.Launch(104, kOther, 2), 1);
+  EXPECT_EQ(clock.Launch(104, kGroup, 2), 4);
 }
 
 TEST(LaunchClockTest, WrapsAt32Bits) {
   LaunchClock clock;
-  clock.Launch(0x7fffffff, 2);
+  clock.Launch(0x7fffffff, kGroup, 2);
   EXPECT_EQ(Settled(clock, 0x7fffffff), 0);
-  EXPECT_EQ(clock.Launch(-2147483648LL, 2), 1);
-  EXPECT_EQ(clock.Launch(0x80000001LL, 2), 2);
+  EXPECT_EQ(clock.Launch(-2147483648LL, kGroup, 2), 1);
+  EXPECT_EQ(clock.Launch(0x80000001LL, kGroup, 2), 2);
 }
 
 TEST(LaunchClockTest, ExecutablesThatShareAClockAreToldApart) {
   LaunchClock clock;
-  clock.Launch(1000, 2);
-  clock.Launch(-1286644329, 2);
+  clock.Launch(1000, kGroup, 2);
+  clock.Launch(-1286644329, kGroup, 2);
   EXPECT_EQ(Settled(clock, 1001), 1);
   EXPECT_EQ(Settled(clock, -1286644326), 3);
 }
 
 TEST(LaunchClockTest, EveryFabricCountsAnew) {
   LaunchClock clock;
-  clock.Launch(10, 2);
+  clock.Launch(10, kGroup, 2);
   EXPECT_EQ(Settled(clock, 15), 5);
-  EXPECT_EQ(clock.Launch(16, 3), std::nullopt);
+  EXPECT_EQ(clock.Launch(16, kGroup, 3), std::nullopt);
   EXPECT_EQ(Settled(clock, 17, 3), 1);
   // An execution of the fabric before.
-  EXPECT_EQ(clock.Launch(18, 2), std::nullopt);
+  EXPECT_EQ(clock.Launch(18, kGroup, 2), std::nullopt);
 }
 
 // Values that jaxlib 0.10.2 and 0.12 gave for real executables.
@@ -95,9 +112,8 @@ TEST(FingerprintTest, WithDevicesOfOtherProcesses) {
   constexpr auto kForward = static_cast<int32_t>(0xc7a853ce);
   constexpr auto kBackward = static_cast<int32_t>(0x8641f885u + 0xaf3c66b5u);
   for (int32_t first : {kAlone, kForward, kBackward}) {
-    LaunchClock clock;
-    EXPECT_EQ(clock.Launch(first + 1, 1), 1);
-    EXPECT_EQ(clock.Launch(first, 1), 0);
+    EXPECT_EQ(LaunchClock::FirstRunId(first + 1, 1), static_cast<uint32_t>(first));
+    EXPECT_EQ(LaunchClock::FirstRunId(first, 1), static_cast<uint32_t>(first));
   }
 }
 
@@ -105,18 +121,13 @@ TEST(FingerprintTest, MakesTheFirstLaunchKnownAtOnce) {
   const std::string fingerprint = "105784606018040655463684838126954483257";
   SiteRegistry::Get().AddFingerprint(fingerprint);
   constexpr int32_t kFirst = -1286644329;
-  LaunchClock clock;
-  // The third launch enters first.
-  EXPECT_EQ(clock.Launch(kFirst + 2, 1), 2);
-  EXPECT_EQ(clock.Launch(kFirst, 1), 0);
+  EXPECT_EQ(LaunchClock::FirstRunId(kFirst + 2, 1), static_cast<uint32_t>(kFirst));
+  EXPECT_EQ(LaunchClock::FirstRunId(kFirst, 1), static_cast<uint32_t>(kFirst));
   // Far away from every known executable, and just below one.
-  LaunchClock other;
-  EXPECT_EQ(other.Launch(kFirst + 100000, 1), std::nullopt);
-  LaunchClock below;
-  EXPECT_EQ(below.Launch(kFirst - 1, 1), std::nullopt);
+  EXPECT_EQ(LaunchClock::FirstRunId(kFirst + 100000, 1), std::nullopt);
+  EXPECT_EQ(LaunchClock::FirstRunId(kFirst - 1, 1), std::nullopt);
   // Later fabrics count from where they begin.
-  LaunchClock later;
-  EXPECT_EQ(later.Launch(kFirst + 2, 2), std::nullopt);
+  EXPECT_EQ(LaunchClock::FirstRunId(kFirst + 2, 2), std::nullopt);
 }
 
 TEST(OccurrenceCounterTest, CountsWithinEachLaunch) {
