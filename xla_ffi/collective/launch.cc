@@ -44,7 +44,6 @@ std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t group, uint6
     }
     return std::nullopt;
   }
-  SiteRegistry::Get().CountUnknownBase();
   bases_.push_back({group, static_cast<int32_t>(run_id), now + kSettle, false});
   return std::nullopt;
 }

@@ -101,7 +101,7 @@ class SiteRegistry {
   void AddDeviceList(std::span<const int64_t> devices);
   // The first run id of the executable that has launched `run_id` lately, where it is known.
   std::optional<int32_t> FirstRunId(int64_t run_id);
-  // Executables whose base had to be settled by time.
+  // Call instances, for each rank, whose base had to be settled by time.
   void CountUnknownBase() { unknown_bases_.fetch_add(1, std::memory_order_relaxed); }
   uint64_t unknown_bases() const { return unknown_bases_.load(std::memory_order_relaxed); }
 

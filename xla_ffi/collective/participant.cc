@@ -194,7 +194,10 @@ bool Participant::Prepare(Op& op) {
   Enter();
   if (!ready()) {
     if (!cell_) first_run_id_ = LaunchClock::FirstRunId(op.run_id(), fabric_.serial());
-    if (!ResolvePeers() || !ResolveLaunch(op.run_id())) {
+    // Noted in the order of entry, whether it will be needed or not: once the peers have come, the
+    // waiting executions are looked at in any order.
+    const auto settled = instance_.clock->Launch(op.run_id(), group_hash_, fabric_.serial());
+    if (!ResolvePeers() || !ResolveLaunch(op.run_id(), settled)) {
       Leave();
       return false;
     }
@@ -217,7 +220,7 @@ bool Participant::Prepare(Op& op) {
   return true;
 }
 
-bool Participant::ResolveLaunch(int64_t run_id) {
+bool Participant::ResolveLaunch(int64_t run_id, std::optional<int32_t> settled) {
   const auto members = fabric_.directory().Complete(key_);
   const bool equal = first_run_id_ && members &&
                      std::all_of(members->begin(), members->end(), [&](const auto& member) {
@@ -226,9 +229,9 @@ bool Participant::ResolveLaunch(int64_t run_id) {
   if (equal) {
     launch_base_ = *first_run_id_;
   } else {
-    const auto launch = instance_.clock->Launch(run_id, group_hash_, fabric_.serial());
-    if (!launch) return false;
-    launch_base_ = static_cast<uint32_t>(run_id) - static_cast<uint32_t>(*launch);
+    if (!settled) return false;
+    SiteRegistry::Get().CountUnknownBase();
+    launch_base_ = static_cast<uint32_t>(run_id) - static_cast<uint32_t>(*settled);
   }
   launch_known_ = true;
   return true;

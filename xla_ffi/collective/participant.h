@@ -100,8 +100,8 @@ class Participant {
   // Setup for an op: true when the instance is ready and the op's launch number known.
   bool Prepare(Op& op);
   bool ResolvePeers();
-  // Sets launch_base_: true once it is known.
-  bool ResolveLaunch(int64_t run_id);
+  // Sets launch_base_: true once it is known. `settled` is what the launch clock says.
+  bool ResolveLaunch(int64_t run_id, std::optional<int32_t> settled);
   int TryClaimSlot(uint64_t tag, uint64_t entry);
   // Whether the peer's last call is the one this rank did before `op`.
   bool InStep(const Op& op) const;
