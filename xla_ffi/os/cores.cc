@@ -8,10 +8,17 @@ namespace jaxfabric {
 
 std::vector<int64_t> UsableCores() {
   std::vector<int64_t> cores;
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  // The kernel refuses a mask that is smaller than its own, which has more than cpu_set_t's 1024
+  // bits on the largest machines.
+  constexpr size_t kMostCores = size_t{1} << 16;
+  for (size_t count = CPU_SETSIZE; count <= kMostCores; count *= 4) {
+    std::vector<cpu_set_t> sets(count / CPU_SETSIZE);
+    const size_t bytes = sets.size() * sizeof(cpu_set_t);
+    if (::sched_getaffinity(0, bytes, sets.data()) != 0) continue;
+    for (size_t core = 0; core < count; ++core) {
+      if (CPU_ISSET_S(core, bytes, sets.data())) cores.push_back(static_cast<int64_t>(core));
+    }
+    break;
   }
   return cores;
 }
