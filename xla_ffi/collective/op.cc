@@ -88,8 +88,7 @@ bool Op::Setup() {
     RunLocal();
     return true;
   }
-  const bool ready = participant_.ready() && participant_.launch_known_;
-  if (ready) {
+  if (participant_.ready()) {
     const auto launch =
         static_cast<int32_t>(static_cast<uint32_t>(run_id_) - participant_.launch_base_);
     if (launch >= 0) {

@@ -197,7 +197,7 @@ bool Participant::Prepare(Op& op) {
     // Noted in the order of entry, whether it will be needed or not: once the peers have come, the
     // waiting executions are looked at in any order.
     const auto settled = instance_.clock->Launch(op.run_id(), group_hash_, fabric_.serial());
-    if (!ResolvePeers() || !ResolveLaunch(op.run_id(), settled)) {
+    if (!ResolvePeers(op.run_id(), settled)) {
       Leave();
       return false;
     }
@@ -220,24 +220,7 @@ bool Participant::Prepare(Op& op) {
   return true;
 }
 
-bool Participant::ResolveLaunch(int64_t run_id, std::optional<int32_t> settled) {
-  const auto members = fabric_.directory().Complete(key_);
-  const bool equal = first_run_id_ && members &&
-                     std::all_of(members->begin(), members->end(), [&](const auto& member) {
-                       return member.first_run_id == first_run_id_;
-                     });
-  if (equal) {
-    launch_base_ = *first_run_id_;
-  } else {
-    if (!settled) return false;
-    SiteRegistry::Get().CountUnknownBase();
-    launch_base_ = static_cast<uint32_t>(run_id) - static_cast<uint32_t>(*settled);
-  }
-  launch_known_ = true;
-  return true;
-}
-
-bool Participant::ResolvePeers() {
+bool Participant::ResolvePeers(int64_t run_id, std::optional<int32_t> settled) {
   if (!cell_) {
     cell_ = fabric_.TryAllocateCell();
     if (!cell_) return false;  // the progress thread reports it at the deadline
@@ -247,6 +230,18 @@ bool Participant::ResolvePeers() {
   }
   const auto members = fabric_.directory().Complete(key_);
   if (!members || static_cast<int>(members->size()) != size()) return false;
+  const bool equal_bases =
+      first_run_id_ && std::all_of(members->begin(), members->end(), [this](const auto& member) {
+        return member.first_run_id == first_run_id_;
+      });
+  if (equal_bases) {
+    launch_base_ = *first_run_id_;
+  } else if (settled) {
+    SiteRegistry::Get().CountUnknownBase();
+    launch_base_ = static_cast<uint32_t>(run_id) - static_cast<uint32_t>(*settled);
+  } else {
+    return false;
+  }
   std::vector<int64_t> ranks;
   bells_.clear();
   bool one_process = true;

@@ -99,9 +99,9 @@ class Participant {
 
   // Setup for an op: true when the instance is ready and the op's launch number known.
   bool Prepare(Op& op);
-  bool ResolvePeers();
-  // Sets launch_base_: true once it is known. `settled` is what the launch clock says.
-  bool ResolveLaunch(int64_t run_id, std::optional<int32_t> settled);
+  // True once all members have announced themselves and the launch base is known; `settled` is what
+  // the launch clock says of `run_id`.
+  bool ResolvePeers(int64_t run_id, std::optional<int32_t> settled);
   int TryClaimSlot(uint64_t tag, uint64_t entry);
   // Whether the peer's last call is the one this rank did before `op`.
   bool InStep(const Op& op) const;
@@ -138,7 +138,6 @@ class Participant {
   std::atomic<bool> ready_{false};
   std::optional<uint32_t> first_run_id_;  // of the executable; set before the announcement
   uint64_t group_hash_ = 0;
-  bool launch_known_ = false;
   uint32_t launch_base_ = 0;  // run id of launch 0
 
   std::atomic<bool> entered_{false};

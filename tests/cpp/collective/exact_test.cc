@@ -177,10 +177,6 @@ TEST_P(ExactTest, OneWaySenderRunsAhead) {
             "");
 }
 
-std::string ShapeName(const ::testing::TestParamInfo<Shape>& info) {
-  return std::to_string(info.param.processes) + "x" + std::to_string(info.param.ranks_each);
-}
-
 INSTANTIATE_TEST_SUITE_P(Shapes, ExactTest,
                          ::testing::Values(Shape{1, 1}, Shape{1, 2}, Shape{1, 4}, Shape{1, 7},
                                            Shape{2, 1}, Shape{3, 1}, Shape{2, 2}, Shape{4, 2},

@@ -14,8 +14,6 @@ Problem AllReduce(int size, size_t count, OpKind kind = OpKind::kAllReduce) {
   return Problem{kind, DType::kFloat32, count, size, ReduceOp::kSum, {}, 0};
 }
 
-std::string Text(const Status& status) { return status.ok() ? "" : status.ToString() + "\n"; }
-
 class LifetimeTest : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(LifetimeTest, CellsAndStagingOfDroppedInstancesComeBack) {
@@ -174,10 +172,6 @@ TEST_P(LifetimeTest, DifferentSizesAreAnErrorOnEveryRank) {
     }),
               "");
   }
-}
-
-std::string ShapeName(const ::testing::TestParamInfo<Shape>& info) {
-  return std::to_string(info.param.processes) + "x" + std::to_string(info.param.ranks_each);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LifetimeTest,

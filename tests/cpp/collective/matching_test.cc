@@ -9,8 +9,6 @@
 namespace jaxfabric::testing {
 namespace {
 
-std::string Text(const Status& status) { return status.ok() ? "" : status.ToString() + "\n"; }
-
 class MatchingTest : public ::testing::TestWithParam<Shape> {
  protected:
   static Problem AllReduce(size_t count) {
@@ -104,10 +102,6 @@ TEST_P(MatchingTest, AnExecutionMayBeOvertakenByManyOthers) {
                 "");
     }
   }
-}
-
-std::string ShapeName(const ::testing::TestParamInfo<Shape>& info) {
-  return std::to_string(info.param.processes) + "x" + std::to_string(info.param.ranks_each);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, MatchingTest,

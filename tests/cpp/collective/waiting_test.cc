@@ -11,8 +11,6 @@
 namespace jaxfabric::testing {
 namespace {
 
-std::string Text(const Status& status) { return status.ok() ? "" : status.ToString() + "\n"; }
-
 // A ring is a system call and wakes a thread: 8 us per call where a call takes 0.3 us.
 TEST(Waiting, RanksInStepRingNobody) {
   if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "ranks on one core do sleep";

@@ -14,8 +14,6 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(60);
 
-std::string Text(const Status& status) { return status.ok() ? "" : status.ToString(); }
-
 // Length-prefixed strings over a socket pair; for the exchange of addresses only.
 // The receiver notices what did not arrive.
 void SendText(int fd, const std::string& text) {
@@ -91,6 +89,12 @@ std::vector<int64_t> Shape::Ids() const {
   }
   return ids;
 }
+
+std::string ShapeName(const ::testing::TestParamInfo<Shape>& info) {
+  return std::to_string(info.param.processes) + "x" + std::to_string(info.param.ranks_each);
+}
+
+std::string Text(const Status& status) { return status.ok() ? "" : status.ToString() + "\n"; }
 
 LocalRanks::LocalRanks(Fabric& fabric, Shape shape)
     : fabric_(fabric), shape_(shape), first_run_id_(fabric.process() * 100000 - 3) {}

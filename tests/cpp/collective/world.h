@@ -2,6 +2,8 @@
 // execute collectives on them without XLA.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <future>
 #include <memory>
 #include <string>
@@ -24,6 +26,12 @@ struct Shape {
   std::vector<int64_t> LocalIds(int process) const;
   std::vector<int64_t> Ids() const;
 };
+
+// For the names of parametrised tests: "2x4" is two processes with four ranks each.
+std::string ShapeName(const ::testing::TestParamInfo<Shape>& info);
+
+// A line that says what went wrong; nothing for OK.
+std::string Text(const Status& status);
 
 // The ranks of one process: a fabric, and per problem and local rank a participant.
 class LocalRanks {
