@@ -74,8 +74,8 @@ def was_shut_down(error):
     return "jaxfabric was shut down" in error or "jaxfabric is not initialized" in error
 
 
-# Two devices in each of two processes: all_to_all reads by address inside a process and with
-# process_vm_readv between the two.
+# Two devices in each of two processes: all_to_all exchanges streams that go round their rings many
+# times, so that each rank waits for all others.
 TWO_BY_TWO = """
     import sys
     import jax, jaxfabric, worker
@@ -119,7 +119,7 @@ def calls(path):
     return [call + faults.line(path, marker) for marker in ("all_to_all", "back")]
 
 
-def test_kill_in_the_middle_of_direct_reads(tmp_path):
+def test_kill_in_the_middle_of_an_exchange(tmp_path):
     path = faults.script(tmp_path, TWO_BY_TWO)
     job = faults.launch(path, 2, "kill", devices=2)
     job.wait_for('"looping"', count=2)
@@ -138,7 +138,7 @@ def test_kill_in_the_middle_of_direct_reads(tmp_path):
     assert raised["time"] - killed < 2
 
 
-def test_shutdown_of_one_process_in_the_middle_of_direct_reads(tmp_path):
+def test_shutdown_of_one_process_in_the_middle_of_an_exchange(tmp_path):
     path = faults.script(tmp_path, TWO_BY_TWO)
     result = faults.launch(path, 2, "shutdown", devices=2).finish(40)
     assert result.returncode == 1, result.explain()

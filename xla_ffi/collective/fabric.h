@@ -7,6 +7,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <map>
@@ -147,12 +148,21 @@ class Fabric {
   bool AdvanceAll();
   void CheckWaits();
   void CheckWait(Op& op, Clock::time_point now);
-  void ReportStuck(const Op& op, int64_t late_rank);
+  // Fails `op` if it waits for somebody who has left; true if it did, or the op has finished.
+  bool FailIfLeft(Op& op);
+  // The rank at a position of the op's group; empty where only its announcement can tell.
+  std::optional<int64_t> RankAt(const Participant& participant, int position) const;
+  bool Gone(int64_t rank) const;
+  void ReportStuck(const Op& op, std::optional<int64_t> late_rank);
   // Whether there still is a rank that may be one of those that have not announced themselves.
   bool MayCome(const Participant& participant) const;
+  // The peers that hold `op` up: of those it needs, who does not wait in the same execution itself.
+  std::vector<int> Late(const Op& op) const;
+  // " for rank 3 (process 1, pid 4242 on host), last seen in ...".
+  std::string DescribeLate(Op& op) const;
   Status DeadlineError(Op& op, double seconds);
   std::string LastSeenAt(int64_t rank) const;
-  std::string StuckReport(int64_t waiting, int64_t late) const;
+  std::string StuckReport(int64_t waiting, const Op& op) const;
   std::string Elsewhere(const Participant& participant) const;
 
   void OnMessage(int process, WireReader& message);
@@ -162,9 +172,11 @@ class Fabric {
   // The first failure poisons every communicator; the peers are told unless they told us.
   void Poison(const Status& status, bool tell_peers);
   std::optional<Status> FindMismatch(const Participant& participant, int64_t late) const;
+  // Seconds after which waiting ranks tell each other; in any case well before the deadline.
+  double compare_after() const { return std::min(options_.mismatch_after, options_.deadline / 2); }
   Clock::duration ReportInterval() const {
     return std::chrono::duration_cast<Clock::duration>(
-        std::chrono::duration<double>(options_.mismatch_after / 2 + 0.01));
+        std::chrono::duration<double>(compare_after() / 2 + 0.01));
   }
 
   const uint64_t serial_;

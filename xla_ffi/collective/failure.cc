@@ -16,44 +16,75 @@ Status Fabric::HeaderMismatch(const Participant& participant, int peer) const {
                        participant.DescribePeer(peer)));
 }
 
-Status Fabric::DeadlineError(Op& op, double seconds) {
-  Participant& participant = op.participant();
-  std::string text = StrCat("rank ", participant.rank(), " waited ", seconds, " s in ",
-                            participant.DescribeCall());
-  if (op.stage() == Op::Stage::kSetup && !participant.has_cell()) {
-    return Status(Code::kResourceExhausted,
-                  StrCat(text, ": no cell is free for one more collective call (", cell_count_,
-                         " are in use); raise JAXFABRIC_SEGMENT_BYTES"));
-  }
+std::optional<int64_t> Fabric::RankAt(const Participant& participant, int position) const {
+  const auto member = directory_.Find(participant.key(), static_cast<uint32_t>(position));
+  if (member) return member->rank;
+  if (participant.spec().by_position) return std::nullopt;
+  return participant.spec()
+      .groups[static_cast<size_t>(participant.group())][static_cast<size_t>(position)];
+}
+
+bool Fabric::Gone(int64_t rank) const {
+  const auto process = process_of_.find(rank);
+  return process != process_of_.end() &&
+         peers_[static_cast<size_t>(process->second)].gone.load(std::memory_order_relaxed);
+}
+
+std::vector<int> Fabric::Late(const Op& op) const {
+  const Participant& participant = op.participant();
+  const std::vector<int> missing = op.Missing();
+  std::lock_guard lock(mutex_);
+  const auto expired = Clock::now() - 2 * ReportInterval();
+  const auto waits_here = [&](int position) {
+    const auto rank = RankAt(participant, position);
+    return std::any_of(stuck_.begin(), stuck_.end(), [&](const Stuck& stuck) {
+      return rank == stuck.waiting_rank && stuck.key == participant.key() &&
+             stuck.tag == op.tag() && stuck.received >= expired;
+    });
+  };
   std::vector<int> late;
-  if (op.stage() == Op::Stage::kSetup) {
-    for (int position = 0; position < participant.size(); ++position) {
-      if (!directory_.Find(participant.key(), static_cast<uint32_t>(position))) {
-        late.push_back(position);
-      }
-    }
-  } else if (op.waiting_for() >= 0) {
-    late.push_back(op.waiting_for());
+  std::copy_if(missing.begin(), missing.end(), std::back_inserter(late),
+               [&](int position) { return !waits_here(position); });
+  return late.empty() ? missing : late;
+}
+
+std::string Fabric::DescribeLate(Op& op) const {
+  Participant& participant = op.participant();
+  const std::vector<int> late = Late(op);
+  if (late.empty()) {
+    return op.stage() == Op::Stage::kSetup ? ": its peers disagree about the launch of the program"
+                                           : " for executions of it that entered earlier";
   }
-  if (late.empty()) text += ": its peers disagree about the launch of the program";
-  for (int position : late) {
-    const auto member = directory_.Find(participant.key(), static_cast<uint32_t>(position));
-    int64_t rank = member ? member->rank
-                          : participant.spec().groups[static_cast<size_t>(participant.group())]
-                                                     [static_cast<size_t>(position)];
-    text += StrCat(position == late.front() ? " for " : "; ", participant.DescribePeer(position));
-    if (!member && participant.spec().by_position) {
+  constexpr size_t kDescribed = 8;
+  std::string text;
+  for (size_t i = 0; i < late.size() && i < kDescribed; ++i) {
+    const auto rank = RankAt(participant, late[i]);
+    text += StrCat(i == 0 ? " for " : "; ", participant.DescribePeer(late[i]));
+    if (!rank) {
       text += Elsewhere(participant);
       continue;
     }
-    text += StrCat(", last seen ", LastSeenAt(rank));
-    const std::string report = StuckReport(rank, participant.rank());
+    text += StrCat(", last seen ", LastSeenAt(*rank));
+    const std::string report = StuckReport(*rank, op);
     if (!report.empty()) {
       text += StrCat("; it waits for rank ", participant.rank(), " in ", report,
                      ": the ranks disagree about what comes next");
     }
   }
-  return Status(Code::kDeadlineExceeded, text);
+  if (late.size() > kDescribed) text += StrCat("; and ", late.size() - kDescribed, " more");
+  return text;
+}
+
+Status Fabric::DeadlineError(Op& op, double seconds) {
+  Participant& participant = op.participant();
+  const std::string text = StrCat("rank ", participant.rank(), " waited ", seconds, " s in ",
+                                  participant.DescribeCall());
+  if (op.stage() == Op::Stage::kSetup && !participant.has_cell()) {
+    return Status(Code::kResourceExhausted,
+                  StrCat(text, ": no cell is free for one more collective call (", cell_count_,
+                         " are in use); raise JAXFABRIC_SEGMENT_BYTES"));
+  }
+  return Status(Code::kDeadlineExceeded, text + DescribeLate(op));
 }
 
 // A late rank that itself waits for `participant`, at the same place of the same program but in
@@ -72,11 +103,15 @@ std::optional<Status> Fabric::FindMismatch(const Participant& participant, int64
   return std::nullopt;
 }
 
-std::string Fabric::StuckReport(int64_t waiting, int64_t late) const {
+// The call of another execution in which that rank waits for the one of `op`.
+std::string Fabric::StuckReport(int64_t waiting, const Op& op) const {
+  const Participant& participant = op.participant();
   std::lock_guard lock(mutex_);
   const auto expired = Clock::now() - 2 * ReportInterval();
   for (auto stuck = stuck_.rbegin(); stuck != stuck_.rend(); ++stuck) {
-    if (stuck->waiting_rank == waiting && stuck->late_rank == late && stuck->received >= expired) {
+    const bool same = stuck->key == participant.key() && stuck->tag == op.tag();
+    if (stuck->waiting_rank == waiting && stuck->late_rank == participant.rank() && !same &&
+        stuck->received >= expired) {
       return stuck->call;
     }
   }

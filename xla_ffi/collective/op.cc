@@ -218,34 +218,38 @@ void Op::Publish() {
   participant_.RingPeers();
 }
 
-Slot* Op::Find(int peer) {
-  Slot*& found = found_[static_cast<size_t>(peer)];
-  if (found) return found;
+Slot* Op::Look(int peer) const {
   Cell* cell = participant_.peers_[static_cast<size_t>(peer)].cell;
   for (int i = 0; i < kSlots; ++i) {
     // Usually both ranks are in step and use the same slot.
     Slot& slot = cell->slots[(slot_ + i) % kSlots];
     // Acquire: pairs with Publish().
-    if (slot.publish.tag.load(std::memory_order_acquire) != tag_) continue;
-    // Atomic, as below: the owner may not have to wait for this rank, and publish its next
-    // execution meanwhile. Relaxed: the header is the same then.
-    if (slot.publish.header.load(std::memory_order_relaxed) != participant_.plan().header) {
-      const Status mismatch = participant_.fabric().HeaderMismatch(participant_, peer);
-      participant_.fabric().ReportFailure(mismatch);
-      Fail(mismatch);
-      return nullptr;
-    }
-    participant_.peer_done_[static_cast<size_t>(peer)].store(
-        slot.publish.previous_done.load(std::memory_order_acquire), std::memory_order_release);
-    found = &slot;
-    return found;
+    if (slot.publish.tag.load(std::memory_order_acquire) == tag_) return &slot;
   }
   return nullptr;
 }
 
-uint64_t Op::ConsumedBy(int peer, bool results) {
+Slot* Op::Find(int peer) {
+  Slot*& found = found_[static_cast<size_t>(peer)];
+  if (found) return found;
+  Slot* slot = Look(peer);
+  if (!slot) return nullptr;
+  // Atomic, as below: the owner may not have to wait for this rank, and publish its next
+  // execution meanwhile. Relaxed: the header is the same then.
+  if (slot->publish.header.load(std::memory_order_relaxed) != participant_.plan().header) {
+    const Status mismatch = participant_.fabric().HeaderMismatch(participant_, peer);
+    participant_.fabric().ReportFailure(mismatch);
+    Fail(mismatch);
+    return nullptr;
+  }
+  participant_.peer_done_[static_cast<size_t>(peer)].store(
+      slot->publish.previous_done.load(std::memory_order_acquire), std::memory_order_release);
+  found = slot;
+  return found;
+}
+
+uint64_t Op::Consumed(const Slot* slot, int peer, bool results) const {
   const uint64_t everything = participant_.plan().stream;
-  Slot* slot = Find(peer);
   if (!slot) {
     // Not there: either it has not begun, or it has finished and moved on.
     const auto& readers = participant_.plan().readers;
@@ -257,6 +261,63 @@ uint64_t Op::ConsumedBy(int peer, bool results) {
   const uint64_t consumed = counter.load(std::memory_order_acquire);
   // A recycled slot shows another tag before it shows other counters: see Publish().
   return slot->publish.tag.load(std::memory_order_acquire) == tag_ ? consumed : everything;
+}
+
+std::vector<int> Op::Missing() const {
+  const Plan& plan = participant_.plan();
+  std::vector<int> missing;
+  switch (stage_) {
+    case Stage::kSetup:
+      return participant_.NotAnnounced();
+    case Stage::kClaim:
+      // In the order of entry: while it is not this one's turn, an earlier one knows.
+      return slot_ < 0 ? participant_.ReadersOfFullSlots() : missing;
+    case Stage::kTransfer:
+      for (int peer = 0; peer < plan.size; ++peer) {
+        if (NeedsAsSource(peer) || NeedsAsReader(peer)) missing.push_back(peer);
+      }
+      return missing;
+    case Stage::kLinger:
+      for (size_t reader = next_reader_; reader < plan.readers.size(); ++reader) {
+        if (!participant_.ReaderDone(reader, slot_, tag_)) missing.push_back(plan.readers[reader]);
+      }
+      return missing;
+    case Stage::kRevoke:
+    case Stage::kFinished:
+      return missing;
+  }
+  return missing;
+}
+
+bool Op::NeedsAsSource(int peer) const {
+  const Plan& plan = participant_.plan();
+  if (!std::binary_search(plan.sources.begin(), plan.sources.end(), peer)) return false;
+  const auto index = static_cast<size_t>(peer);
+  const Slot* slot = found_[index] ? found_[index] : Look(peer);
+  if (plan.algorithm == Algorithm::kPull) return plan.reduces ? !slot : !pulled_[index];
+  if (!slot) return !sources_found_;
+  if (slot->publish.placement == Placement::kInline) return false;
+  // Acquire: as in the steps, though nothing is read here.
+  if (slot->produce.produced.load(std::memory_order_acquire) < plan.stream &&
+      consumed_ < plan.stream) {
+    return true;
+  }
+  return plan.algorithm == Algorithm::kTwoShot && results_consumed_ < plan.stream &&
+         slot->produce.results.load(std::memory_order_acquire) < plan.stream;
+}
+
+bool Op::NeedsAsReader(int peer) const {
+  const Plan& plan = participant_.plan();
+  // Direct buffers: see Linger().
+  if (plan.algorithm == Algorithm::kPull) return false;
+  if (!std::binary_search(plan.readers.begin(), plan.readers.end(), peer)) return false;
+  const Slot* slot = found_[static_cast<size_t>(peer)];
+  if (!slot) slot = Look(peer);
+  if (produced_ < plan.stream && Consumed(slot, peer, /*results=*/false) + ring_ < plan.stream) {
+    return true;
+  }
+  return plan.algorithm == Algorithm::kTwoShot && results_ < plan.stream &&
+         Consumed(slot, peer, /*results=*/true) + result_ring_ < plan.stream;
 }
 
 bool Op::Linger() {

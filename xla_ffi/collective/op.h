@@ -46,8 +46,11 @@ class Op {
   int64_t run_id() const { return run_id_; }
   uint64_t tag() const { return tag_; }
   int slot() const { return slot_; }
-  // Position of a peer that this execution waits for, -1 if it is none in particular.
+  // Position of a peer that this execution waits for, -1 if it is none in particular. Found without
+  // a search: there may be others, and one of those may be the one that holds everybody up.
   int waiting_for() const { return waiting_for_; }
+  // All of them: the execution cannot end unless each of these peers does something more.
+  std::vector<int> Missing() const;
 
   // For the progress thread.
   std::function<void(const Status&)> on_finished;
@@ -82,11 +85,15 @@ class Op {
   void ReduceDirect();
   Status ReadPeer(int peer, uint64_t address, void* destination, size_t bytes);
 
-  // The peer's slot for this execution; null while it has not been published. Fails the op when the
-  // peer's header differs.
+  // The peer's slot for this execution; null while it has not been published.
+  Slot* Look(int peer) const;
+  // The same, remembered. Fails the op when the peer's header differs.
   Slot* Find(int peer);
   const std::byte* Contribution(int peer, size_t offset) const;
-  uint64_t ConsumedBy(int peer, bool results);
+  // How far the reader has come; everything if it has moved on. `slot`: its own one, if it has one.
+  uint64_t Consumed(const Slot* slot, int peer, bool results) const;
+  bool NeedsAsSource(int peer) const;
+  bool NeedsAsReader(int peer) const;
   size_t ContiguousLimit(size_t offset) const;
 
   Participant& participant_;

@@ -333,6 +333,33 @@ int Participant::TryClaimSlot(uint64_t tag, uint64_t entry) {
   return -1;
 }
 
+std::vector<int> Participant::ReadersOfFullSlots() {
+  std::vector<int> readers;
+  Enter();
+  const bool full = std::none_of(std::begin(slots_), std::end(slots_),
+                                 [this](SlotState& slot) { return SlotFree(slot); });
+  for (size_t i = 0; full && i < plan_.readers.size(); ++i) {
+    const bool behind = std::any_of(std::begin(slots_), std::end(slots_), [i](const auto& slot) {
+      // Relaxed: written under Enter() only, but for `complete`, which SlotFree() has acquired.
+      return slot.complete.load(std::memory_order_relaxed) &&
+             !slot.confirmed[i].load(std::memory_order_relaxed);
+    });
+    if (behind) readers.push_back(plan_.readers[i]);
+  }
+  Leave();
+  return readers;
+}
+
+std::vector<int> Participant::NotAnnounced() const {
+  std::vector<int> missing;
+  for (int position = 0; position < size(); ++position) {
+    if (!fabric_.directory().Find(key_, static_cast<uint32_t>(position))) {
+      missing.push_back(position);
+    }
+  }
+  return missing;
+}
+
 bool Participant::StagingFor(SlotState& slot, uint64_t bytes) {
   if (slot.staging.bytes >= bytes) return true;
   auto block = fabric_.TryAllocateStaging(bytes, *this);

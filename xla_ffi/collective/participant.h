@@ -102,7 +102,11 @@ class Participant {
   // True once all members have announced themselves and the launch base is known; `settled` is what
   // the launch clock says of `run_id`.
   bool ResolvePeers(int64_t run_id, std::optional<int32_t> settled);
+  // Positions of members that have not announced themselves.
+  std::vector<int> NotAnnounced() const;
   int TryClaimSlot(uint64_t tag, uint64_t entry);
+  // Positions that have not read all of the finished executions that no slot is free for.
+  std::vector<int> ReadersOfFullSlots();
   // Whether the peer's last call is the one this rank did before `op`.
   bool InStep(const Op& op) const;
   // Whether that peer's thread last ran on the core of this one.

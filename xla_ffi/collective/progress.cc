@@ -119,13 +119,13 @@ void Fabric::CheckWaits() {
 }
 
 // Tells the late rank's process, or everybody if nobody knows which rank it is.
-void Fabric::ReportStuck(const Op& op, int64_t late_rank) {
+void Fabric::ReportStuck(const Op& op, std::optional<int64_t> late_rank) {
   const Participant& participant = op.participant();
   WireWriter stuck(MessageType::kStuck);
   stuck.Add(participant.key()).Add(op.tag()).Add(participant.spec().place);
-  stuck.Add(participant.spec().site).Add(participant.rank()).Add(late_rank);
+  stuck.Add(participant.spec().site).Add(participant.rank()).Add(late_rank.value_or(-1));
   stuck.Add(std::string_view(participant.DescribeCall()));
-  const auto process = process_of_.find(late_rank);
+  const auto process = late_rank ? process_of_.find(*late_rank) : process_of_.end();
   if (process == process_of_.end()) mesh_->Broadcast(stuck, Mesh::Loss::kAcceptable);
   if (process == process_of_.end() || process->second == process_) {
     WireReader own(stuck.bytes());
@@ -133,6 +133,34 @@ void Fabric::ReportStuck(const Op& op, int64_t late_rank) {
   } else {
     mesh_->Send(process->second, stuck, Mesh::Loss::kAcceptable);
   }
+}
+
+bool Fabric::FailIfLeft(Op& op) {
+  const Participant& participant = op.participant();
+  const auto gone = [&](int position) {
+    const auto rank = RankAt(participant, position);
+    return rank ? Gone(*rank) : !MayCome(participant);
+  };
+  std::vector<int> left = op.Missing();
+  std::erase_if(left, [&](int position) { return !gone(position); });
+  if (left.empty()) return false;
+  // What they published before they left can still be used: one more look.
+  op.Advance();
+  if (op.finished()) return true;
+  const std::vector<int> missing = op.Missing();
+  std::erase_if(left, [&](int position) {
+    return std::find(missing.begin(), missing.end(), position) == missing.end();
+  });
+  if (left.empty()) return false;
+  const Status status(
+      Code::kUnavailable,
+      StrCat(participant.DescribePeer(left.front()),
+             RankAt(participant, left.front()) ? " has left"
+                                               : " will not come: every other process has left,",
+             " and rank ", participant.rank(), " waits for it in ", participant.DescribeCall()));
+  Poison(status, true);
+  op.Fail(status);
+  return true;
 }
 
 void Fabric::CheckWait(Op& op, Clock::time_point now) {
@@ -154,63 +182,29 @@ void Fabric::CheckWait(Op& op, Clock::time_point now) {
       return;
     }
   }
-  // Whom it waits for. Before the set-up is done that is whoever has not announced itself.
-  int late = op.waiting_for();
-  if (op.stage() == Op::Stage::kSetup) {
-    late = -1;
-    for (int position = 0; position < participant.size() && late < 0; ++position) {
-      if (!directory_.Find(participant.key(), static_cast<uint32_t>(position))) late = position;
-    }
-  }
-  int64_t late_rank = -1;
-  if (late >= 0) {
-    const auto member = directory_.Find(participant.key(), static_cast<uint32_t>(late));
-    const int64_t id =
-        participant.spec()
-            .groups[static_cast<size_t>(participant.group())][static_cast<size_t>(late)];
-    if (member || !participant.spec().by_position) late_rank = member ? member->rank : id;
-  }
-  const auto process = process_of_.find(late_rank);
-  if (process != process_of_.end()) {
-    const Peer& peer = peers_[static_cast<size_t>(process->second)];
-    // What it published before it left can still be used: one more look.
-    if (peer.gone.load(std::memory_order_relaxed) && !op.Advance() && !op.finished()) {
-      const Status gone(Code::kUnavailable,
-                        StrCat(DescribeRank(late_rank), " has left and rank ", participant.rank(),
-                               " waits for it in ", participant.DescribeCall()));
-      Poison(gone, true);
-      op.Fail(gone);
-      return;
-    }
-  }
-  if (late >= 0 && late_rank < 0 && !MayCome(participant)) {
-    const Status gone(Code::kUnavailable,
-                      StrCat(participant.DescribePeer(late),
-                             " will not come: every other process "
-                             "has left, and rank ",
-                             participant.rank(), " waits for it in ", participant.DescribeCall()));
-    Poison(gone, true);
-    op.Fail(gone);
-    return;
-  }
+  if (FailIfLeft(op)) return;
   const double waited = Seconds(now - op.started);
-  if (late >= 0 && waited >= options_.mismatch_after) {
-    if (now - op.reported >= ReportInterval()) {
-      op.reported = now;
-      ReportStuck(op, late_rank);
-    }
-    if (auto mismatch = FindMismatch(participant, late_rank)) {
-      Poison(*mismatch, true);
-      op.Fail(*std::move(mismatch));
-      return;
+  if (waited >= compare_after()) {
+    const std::vector<int> missing = op.Missing();
+    const bool due = now - op.reported >= ReportInterval();
+    if (due) op.reported = now;
+    bool told_all = false;
+    for (int position : missing) {
+      const auto rank = RankAt(participant, position);
+      if (due && (rank || !told_all)) ReportStuck(op, rank);
+      told_all |= !rank;
+      if (!rank) continue;
+      if (auto mismatch = FindMismatch(participant, *rank)) {
+        Poison(*mismatch, true);
+        op.Fail(*std::move(mismatch));
+        return;
+      }
     }
   }
   if (waited >= options_.warn_after && !op.warned) {
     op.warned = true;
-    Log(LogLevel::kWarning,
-        StrCat("rank ", participant.rank(), " has waited ", waited, " s for ",
-               late >= 0 ? participant.DescribePeer(late) : "its communicator", " in ",
-               participant.DescribeCall(), "; that rank was last seen ", LastSeenAt(late_rank)));
+    Log(LogLevel::kWarning, StrCat("rank ", participant.rank(), " has waited ", waited, " s in ",
+                                   participant.DescribeCall(), DescribeLate(op)));
   }
   if (waited >= options_.deadline) {
     Status error = DeadlineError(op, waited);

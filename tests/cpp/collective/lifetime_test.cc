@@ -129,6 +129,46 @@ TEST_P(LifetimeTest, ShutdownCancelsWhatIsUnderWay) {
   world.fabric(0).Shutdown();
 }
 
+// The ranks of the last process leave in the middle of an execution. What they left is not enough,
+// and the others wait for each other too.
+TEST_P(LifetimeTest, RanksThatLeaveInTheMiddleAreNamed) {
+  const Shape shape = GetParam();
+  const int leaving = shape.processes - 1;
+  if (leaving == 0) GTEST_SKIP() << "nobody stays behind";
+  Options options = TestOptions();
+  options.deadline = 5;
+  for (size_t count : {size_t{500}, size_t{30000}, size_t{1000000}}) {
+    for (const Problem& problem : EveryKind(shape.size(), count)) {
+      World world(shape, options);
+      const size_t call = world.Add(problem);
+      EXPECT_EQ(world.OnEveryRank(
+                    [&](LocalRanks& ranks, int local) { return Text(ranks.Run(call, local, 0)); }),
+                "");
+      std::vector<std::unique_ptr<LocalRanks::Execution>> given_up;
+      for (int local = 0; local < shape.ranks_each; ++local) {
+        given_up.push_back(world.ranks(leaving).EnterPartly(call, local, 1));
+      }
+      std::atomic<int> waiting{0};
+      EXPECT_EQ(world.OnEveryRank([&](LocalRanks& ranks, int local) -> std::string {
+        const int staying = leaving * shape.ranks_each;
+        if (&ranks == &world.ranks(leaving)) {
+          while (waiting.load() < staying) std::this_thread::yield();
+          ranks.GiveUp(*given_up[static_cast<size_t>(local)]);
+          if (local == 0) ranks.fabric().Shutdown();
+          return "";
+        }
+        const auto execution = ranks.Enter(call, local, 1);
+        ++waiting;
+        const Status status = ranks.Check(call, local, 1, *execution);
+        const bool named = status.ToString().find("has left") != std::string::npos;
+        return status.ok() || named ? "" : Text(status);
+      }),
+                "")
+          << problem.Describe();
+    }
+  }
+}
+
 TEST_P(LifetimeTest, ARankThatNeverComesIsNamedAtTheDeadline) {
   Options options = TestOptions();
   options.deadline = 0.3;
@@ -147,6 +187,76 @@ TEST_P(LifetimeTest, ARankThatNeverComesIsNamedAtTheDeadline) {
     return failures;
   }),
             "");
+}
+
+// Ranks that exchange long streams hold each other up when one of them stops in the middle.
+TEST_P(LifetimeTest, OnlyTheRankThatStopsInTheMiddleIsNamedAtTheDeadline) {
+  Options options = TestOptions();
+  options.deadline = 0.4;
+  const Shape shape = GetParam();
+  const int last = shape.size() - 1;
+  for (const Problem& problem : EveryKind(shape.size(), 1000000)) {
+    World world(shape, options);
+    const size_t call = world.Add(problem);
+    EXPECT_EQ(world.OnEveryRank(
+                  [&](LocalRanks& ranks, int local) { return Text(ranks.Run(call, local, 0)); }),
+              "");
+    LocalRanks& stopped = world.ranks(shape.processes - 1);
+    const auto partly = stopped.EnterPartly(call, shape.ranks_each - 1, 1);
+    const std::string late = " for rank " + std::to_string(shape.Ids().back()) + " ";
+    EXPECT_EQ(world.OnEveryRank([&](LocalRanks& ranks, int local) -> std::string {
+      if (ranks.position(local) == last) return "";
+      const Status status = ranks.Check(call, local, 1, *ranks.Enter(call, local, 1));
+      const std::string text = status.ToString();
+      const bool named = text.find(late) != std::string::npos &&
+                         text.find("; rank") == std::string::npos &&
+                         text.find("disagree") == std::string::npos;
+      return status.ok() || named ? "" : Text(status);
+    }),
+              "")
+        << problem.Describe();
+    stopped.GiveUp(*partly);
+  }
+}
+
+// A root that needs nobody runs ahead until it has no slot left.
+TEST_P(LifetimeTest, AReaderThatKeepsTheRootFromGoingOnIsNamed) {
+  const Shape shape = GetParam();
+  const int last = shape.size() - 1;
+  for (bool leaves : {false, true}) {
+    if (leaves && shape.processes == 1) continue;
+    // All ranks of a process leave together.
+    const std::string reader = leaves ? "(process " + std::to_string(shape.processes - 1) + ","
+                                      : "rank " + std::to_string(shape.Ids().back()) + " ";
+    Options options = TestOptions();
+    options.deadline = leaves ? 5 : 0.4;
+    World world(shape, options);
+    const size_t call = world.Add(AllReduce(shape.size(), 500, OpKind::kBroadcast));
+    std::atomic<bool> waiting{false};
+    EXPECT_EQ(world.OnEveryRank([&](LocalRanks& ranks, int local) -> std::string {
+      std::string failures = Text(ranks.Run(call, local, 0));
+      if (ranks.position(local) == last) {
+        while (leaves && !waiting.load()) std::this_thread::yield();
+        if (leaves) ranks.fabric().Shutdown();
+      }
+      if (ranks.position(local) != 0) return failures;
+      std::vector<std::unique_ptr<LocalRanks::Execution>> executions;
+      for (int launch = 1; launch < 12; ++launch) {
+        executions.push_back(ranks.Enter(call, 0, launch));
+      }
+      waiting = true;
+      Status status;
+      for (size_t i = 0; i < executions.size(); ++i) {
+        status = ranks.Check(call, 0, static_cast<int>(i) + 1, *executions[i]);
+      }
+      const std::string text = status.ToString();
+      const char* why = leaves ? "has left" : "waited 0.4";
+      const bool named =
+          text.find(reader) != std::string::npos && text.find(why) != std::string::npos;
+      return failures + (named ? "" : Text(status) + "does not name " + reader);
+    }),
+              "");
+  }
 }
 
 // Sizes that differ under equal attributes: an exported program could have them.

@@ -146,22 +146,26 @@ void LocalRanks::Drop(size_t call) {
   calls_[call].participants.clear();
 }
 
+Op* LocalRanks::Begin(size_t call, int local, int launch, int data, Execution& execution) {
+  const Problem& problem = calls_[call].problems[static_cast<size_t>(local)];
+  execution.input = problem.Input(position(local), data < 0 ? launch : data);
+  execution.output.assign(problem.output_bytes(), std::byte{0xa5});
+  Buffers buffers;
+  buffers.input = execution.input.data();
+  buffers.output = execution.output.data();
+  buffers.input_bytes = execution.input.size();
+  buffers.output_bytes = execution.output.size();
+  buffers.dtype = problem.dtype;
+  return participant(call, local).Begin(buffers, first_run_id_ + launch);
+}
+
 std::unique_ptr<LocalRanks::Execution> LocalRanks::Enter(size_t call, int local, int launch,
                                                          int data) {
-  const Problem& problem = calls_[call].problems[static_cast<size_t>(local)];
   auto execution = std::make_unique<Execution>();
-  execution->input = problem.Input(position(local), data < 0 ? launch : data);
-  execution->output.assign(problem.output_bytes(), std::byte{0xa5});
-  Buffers buffers;
-  buffers.input = execution->input.data();
-  buffers.output = execution->output.data();
-  buffers.input_bytes = execution->input.size();
-  buffers.output_bytes = execution->output.size();
-  buffers.dtype = problem.dtype;
+  Op* op = Begin(call, local, launch, data, *execution);
   auto promise = std::make_shared<std::promise<Status>>();
   execution->done = promise->get_future();
   Participant& rank = participant(call, local);
-  Op* op = rank.Begin(buffers, first_run_id_ + launch);
   if (rank.WaitInline(*op)) {
     promise->set_value(op->status());
     rank.End(op);
@@ -170,6 +174,19 @@ std::unique_ptr<LocalRanks::Execution> LocalRanks::Enter(size_t call, int local,
     JF_CHECK(fabric_.TryHandOff(op));
   }
   return execution;
+}
+
+std::unique_ptr<LocalRanks::Execution> LocalRanks::EnterPartly(size_t call, int local, int launch) {
+  auto execution = std::make_unique<Execution>();
+  execution->op = Begin(call, local, launch, launch, *execution);
+  execution->op->Advance();
+  return execution;
+}
+
+void LocalRanks::GiveUp(Execution& execution) {
+  execution.op->Fail(Status(Code::kCancelled, "gave up"));
+  while (!execution.op->finished()) execution.op->Advance();
+  execution.op->participant().End(execution.op);
 }
 
 Status LocalRanks::Check(size_t call, int local, int data, Execution& execution) {

@@ -51,10 +51,15 @@ class LocalRanks {
     Bytes input;
     Bytes output;
     std::future<Status> done;
+    Op* op = nullptr;  // of EnterPartly
   };
   // Enters launch `launch` of a call on a local rank, as XLA's thread would, with the inputs of
   // `data`, by default the launch's.
   std::unique_ptr<Execution> Enter(size_t call, int local, int launch, int data = -1);
+  // Enters it and goes as far as it can without the peers.
+  std::unique_ptr<Execution> EnterPartly(size_t call, int local, int launch);
+  // Gives such an execution up, as a rank that leaves does.
+  void GiveUp(Execution& execution);
   // Waits for the end; OK when the bytes are right.
   Status Check(size_t call, int local, int data, Execution& execution);
   Status Run(size_t call, int local, int launch);
@@ -67,6 +72,7 @@ class LocalRanks {
   Fabric& fabric() { return fabric_; }
 
  private:
+  Op* Begin(size_t call, int local, int launch, int data, Execution& execution);
   size_t AddCall(const CallSpec& spec, uint32_t duplicate,
                  const std::function<Problem(int)>& problem);
 

@@ -81,7 +81,7 @@ bool Op::Produce() {
   if (produced_ + bytes > ring_) {
     uint64_t slowest = plan.stream;
     for (int reader : plan.readers) {
-      const uint64_t consumed = ConsumedBy(reader, /*results=*/false);
+      const uint64_t consumed = Consumed(Find(reader), reader, /*results=*/false);
       if (stage_ == Stage::kFinished) return true;  // a header mismatch
       if (consumed < slowest) {
         slowest = consumed;
@@ -213,7 +213,7 @@ bool Op::StepTwoShot() {
       if (consumed_ + bytes > result_ring_) {
         uint64_t slowest = plan.stream;
         for (int reader : plan.readers) {
-          slowest = std::min(slowest, ConsumedBy(reader, /*results=*/true));
+          slowest = std::min(slowest, Consumed(Find(reader), reader, /*results=*/true));
         }
         if (consumed_ + bytes > result_ring_ + slowest) bytes = 0;
       }
