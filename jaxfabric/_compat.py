@@ -6,6 +6,7 @@ since when it has been so, so that a JAX release that moves something breaks one
 
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Hashable
 from typing import Any
@@ -101,21 +102,25 @@ def connect_distributed_client(
 # not documented. Seen in 0.10.2 and 0.12.0.1; without them the core waits a little before an
 # executable's first collective.
 
-_fingerprints: set[bytes] = set()
+_fingerprints: collections.Counter[bytes] = collections.Counter()
 
 
 def new_fingerprints() -> list[bytes]:
-    """Fingerprints of this process's CPU executables that it has not returned before."""
+    """Fingerprints of this process's CPU executables that it has not returned before.
+
+    As often as there are more executables with one than there were at any time before.
+    """
     import jax
 
     try:
         executables = jax.local_devices(backend="cpu")[0].client.live_executables()
-        found = {executable.fingerprint for executable in executables}
+        values = [executable.fingerprint for executable in executables]
     except (AttributeError, RuntimeError):
         return []
-    new = [value for value in found - _fingerprints if isinstance(value, bytes)]
+    found = collections.Counter(value for value in values if isinstance(value, bytes))
+    new = found - _fingerprints
     _fingerprints.update(new)
-    return new
+    return list(new.elements())
 
 
 # --- end of launches ---

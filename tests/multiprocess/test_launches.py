@@ -55,12 +55,18 @@ for order in (range(n), range(n)[::-1], range(0, n, n // 2), range(2)):
     for shard in spread(lambda v: lax.psum(v * 1.0, "i"))(x).addressable_shards:
         assert np.asarray(shard.data).item() == whole.sum(), (shard, whole)
 
+whole_mesh = jax.make_mesh((n,), ("i",))
+
 @jax.jit
-@jax.shard_map(mesh=jax.make_mesh((n,), ("i",)), in_specs=(), out_specs=P())
+@jax.shard_map(mesh=whole_mesh, in_specs=(), out_specs=P())
 def without_arguments():
     return lax.psum(jnp.float32(1) + jax.lax.axis_index("i"), "i")
 
-assert float(without_arguments()) == n * (n + 1) / 2
+# JAX counts the launches of all programs without arguments together.
+zeros = jax.jit(lambda: jnp.zeros(n), out_shardings=NamedSharding(whole_mesh, P("i")))
+for _ in range(3):
+    zeros()
+    assert float(without_arguments()) == n * (n + 1) / 2
 print("settled by time:", runtime._session.fabric.counters()["unknown_launch_bases"])
 """
 
@@ -123,3 +129,35 @@ for _ in range(4):
 def test_equal_programs_of_which_one_rank_finds_the_later_ones_in_the_cache(tmp_path):
     env = {"JAX_ENABLE_COMPILATION_CACHE": "true"}
     succeeds(run(tmp_path, REJITTED, arguments=[tmp_path / "cache"], env=env))
+
+
+IN_TURN = """
+if process == 0:
+    jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+def program():
+    # The ranks that send wait for nobody: values of other launches are there to be taken.
+    return spread(lambda v: lax.ppermute(v, "i", [(i, i + 1) for i in range(n - 1)]))
+
+first = program()
+value = 0
+for turn in range(12):
+    if turn == 2:
+        second = program()
+    for f in (first,) if turn < 2 else (first, second) if turn % 3 else (second, first, first):
+        value += 100
+        x = array(lambda rank: np.full(300, rank + value, np.float32))
+        same(f(x), lambda rank: np.full(300, rank - 1 + value if rank else 0, np.float32))
+"""
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(2, 1), (2, 2)])
+def test_equal_programs_in_turn_of_which_one_rank_found_the_second_in_the_cache(
+    tmp_path, processes, devices
+):
+    """JAX counts the launches of equal programs together, and a cached one is not equal to it."""
+    env = {"JAX_ENABLE_COMPILATION_CACHE": "true", "JAXFABRIC_DEADLINE": "10"}
+    result = run(tmp_path, IN_TURN, processes, devices, arguments=[tmp_path / "cache"], env=env)
+    succeeds(result)

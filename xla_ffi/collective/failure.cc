@@ -51,6 +51,10 @@ std::vector<int> Fabric::Late(const Op& op) const {
 std::string Fabric::DescribeLate(Op& op) const {
   Participant& participant = op.participant();
   const std::vector<int> late = Late(op);
+  if (late.empty() && !op.numbered()) {
+    return ": an equal program was launched without a collective, so it cannot be told which "
+           "launch of which of the two this is; give one of them another name";
+  }
   if (late.empty()) {
     return op.stage() == Op::Stage::kSetup ? ": its peers disagree about the launch of the program"
                                            : " for executions of it that entered earlier";

@@ -1,5 +1,6 @@
 #include "collective/launch.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include "collective/fingerprint.h"
@@ -16,7 +17,15 @@ int32_t Distance(int64_t run_id, int32_t base) {
   return static_cast<int32_t>(static_cast<uint32_t>(run_id) - static_cast<uint32_t>(base));
 }
 
+uint64_t NextExecutable() {
+  // Relaxed: only the numbers matter. 0 is none.
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 }  // namespace
+
+LaunchClock::LaunchClock() : executable_(NextExecutable()) {}
 
 std::optional<uint32_t> LaunchClock::FirstRunId(int64_t run_id, uint64_t fabric_serial) {
   if (fabric_serial != 1) return std::nullopt;
@@ -46,6 +55,53 @@ std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t group, uint6
   }
   bases_.push_back({group, static_cast<int32_t>(run_id), now + kSettle, false});
   return std::nullopt;
+}
+
+void LaunchClock::Enter(int64_t run_id, uint64_t fabric_serial) {
+  const uint64_t entered = static_cast<uint32_t>(run_id) | kEntered;
+  uint64_t newest = newest_.load(std::memory_order_relaxed);
+  // Sequentially consistent with SiteRegistry::AddFingerprint, which sets `shares` and then looks
+  // for the newest: either it sees this one, or this one sees the flag and claims.
+  while ((newest == 0 || Distance(run_id, static_cast<int32_t>(newest)) > 0) &&
+         !newest_.compare_exchange_weak(newest, entered, std::memory_order_seq_cst)) {
+  }
+  SiteRegistry& registry = SiteRegistry::Get();
+  if (registry.shares()) registry.Claim(run_id, executable_, fabric_serial);
+}
+
+std::optional<int64_t> LaunchClock::OwnRunId(int64_t run_id) const {
+  const SiteRegistry& registry = SiteRegistry::Get();
+  return registry.shares() ? registry.OwnRunId(run_id) : run_id;
+}
+
+SharedRunIds::SharedRunIds(uint32_t base, uint32_t next, uint64_t only)
+    : base_(base), first_(next - base), next_(first_), counts_{{only, first_}} {}
+
+void SharedRunIds::Claim(uint32_t run_id, uint64_t executable, uint64_t fabric_serial) {
+  const uint32_t index = run_id - base_;
+  if (index < next_) return;
+  ahead_.emplace(index, executable);
+  const bool anew = fabric_serial_ != 0 && fabric_serial > fabric_serial_;
+  fabric_serial_ = std::max(fabric_serial, fabric_serial_);
+  while (!ahead_.empty() && (ahead_.begin()->first == next_ || (anew && next_ < index))) {
+    CountNext();
+  }
+}
+
+void SharedRunIds::CountNext() {
+  const auto first = ahead_.begin();
+  next_ = first->first + 1;
+  own_.emplace(first->first, counts_[first->second]++);
+  ahead_.erase(first);
+  if (own_.size() > kRemembered) own_.erase(own_.begin());
+}
+
+std::optional<uint32_t> SharedRunIds::Own(uint32_t run_id) const {
+  const uint32_t index = run_id - base_;
+  if (index < first_) return run_id;
+  const auto found = own_.find(index);
+  if (found == own_.end()) return std::nullopt;
+  return base_ + found->second;
 }
 
 std::optional<uint32_t> OccurrenceCounter::Count(int64_t run_id) {
@@ -85,7 +141,11 @@ SiteRegistry& SiteRegistry::Get() {
 
 SiteRegistry::Instance SiteRegistry::Add(uint64_t attributes_hash) {
   std::lock_guard lock(mutex_);
-  if (!open_) open_ = std::make_shared<LaunchClock>();
+  if (!open_) {
+    open_ = std::make_shared<LaunchClock>();
+    std::erase_if(clocks_, [](const auto& clock) { return clock.expired(); });
+    clocks_.push_back(open_);
+  }
   return {counts_[attributes_hash]++, open_};
 }
 
@@ -102,32 +162,80 @@ void SiteRegistry::CloseExecutable(const LaunchClock* clock) {
 void SiteRegistry::AddFingerprint(std::string_view fingerprint) {
   const auto hash = FarmFingerprint(fingerprint);
   if (!hash) return;
+  const auto executable = static_cast<uint32_t>(*hash);
   std::lock_guard lock(mutex_);
-  executables_.insert(static_cast<uint32_t>(*hash));
-  first_run_ids_.insert(static_cast<uint32_t>(*hash));
-  for (uint32_t devices : device_lists_) {
-    first_run_ids_.insert(static_cast<uint32_t>(*hash) + devices);
+  // Programs without arguments all have the empty one, compiled or cached: they are not equal, and
+  // most have no collective.
+  if (!executables_.insert(executable).second && !fingerprint.empty()) {
+    if (!shared_executables_.insert(executable).second) return;
+    shares_.store(true, std::memory_order_seq_cst);
   }
+  AddFirstRunId(executable, 0);
+  for (uint32_t devices : device_lists_) AddFirstRunId(executable, devices);
 }
 
 void SiteRegistry::AddDeviceList(std::span<const int64_t> devices) {
   const auto hash = static_cast<uint32_t>(DeviceListFingerprint(devices));
   std::lock_guard lock(mutex_);
   if (!device_lists_.insert(hash).second) return;
-  for (uint32_t executable : executables_) first_run_ids_.insert(executable + hash);
+  for (uint32_t executable : executables_) AddFirstRunId(executable, hash);
+}
+
+void SiteRegistry::AddFirstRunId(uint32_t fingerprint, uint32_t devices) {
+  const uint32_t base = fingerprint + devices;
+  first_run_ids_.insert(base);
+  if (!shared_executables_.contains(fingerprint) || shared_.contains(base)) return;
+  // So far all were those of one executable: that with the newest, should there have been others
+  // that are gone.
+  uint32_t next = base;
+  uint64_t only = 0;
+  for (const auto& weak : clocks_) {
+    const auto clock = weak.lock();
+    // Sequentially consistent: see LaunchClock::Enter.
+    const uint64_t newest = clock ? clock->newest_.load(std::memory_order_seq_cst) : 0;
+    const auto run_id = static_cast<uint32_t>(newest);
+    if (newest == 0 || BaseOf(run_id) != base || run_id - base < next - base) continue;
+    next = run_id + 1;
+    only = clock->executable_;
+  }
+  shared_.try_emplace(base, base, next, only);
+}
+
+std::optional<uint32_t> SiteRegistry::BaseOf(uint32_t run_id) const {
+  if (first_run_ids_.empty()) return std::nullopt;
+  auto next = first_run_ids_.upper_bound(run_id);
+  if (next == first_run_ids_.begin()) next = first_run_ids_.end();
+  const uint32_t base = *std::prev(next);
+  // An executable whose fingerprint is not known is somewhere else: hashes are far apart.
+  if (run_id - base > static_cast<uint32_t>(kSameExecutable)) return std::nullopt;
+  return base;
 }
 
 std::optional<int32_t> SiteRegistry::FirstRunId(int64_t run_id) {
   std::lock_guard lock(mutex_);
-  if (first_run_ids_.empty()) return std::nullopt;
-  // The nearest below, round the 32 bits.
-  auto next = first_run_ids_.upper_bound(static_cast<uint32_t>(run_id));
-  if (next == first_run_ids_.begin()) next = first_run_ids_.end();
-  const uint32_t first = *std::prev(next);
-  // An executable whose fingerprint is not known is somewhere else: hashes are far apart.
+  const auto base = BaseOf(static_cast<uint32_t>(run_id));
+  // An executable is met early.
   constexpr uint32_t kNear = 4096;
-  if (static_cast<uint32_t>(run_id) - first >= kNear) return std::nullopt;
-  return static_cast<int32_t>(first);
+  if (!base || static_cast<uint32_t>(run_id) - *base >= kNear) return std::nullopt;
+  return static_cast<int32_t>(*base);
+}
+
+void SiteRegistry::Claim(int64_t run_id, uint64_t executable, uint64_t fabric_serial) {
+  std::lock_guard lock(mutex_);
+  const auto base = BaseOf(static_cast<uint32_t>(run_id));
+  const auto found = base ? shared_.find(*base) : shared_.end();
+  if (found == shared_.end()) return;
+  found->second.Claim(static_cast<uint32_t>(run_id), executable, fabric_serial);
+}
+
+std::optional<int64_t> SiteRegistry::OwnRunId(int64_t run_id) const {
+  std::lock_guard lock(mutex_);
+  const auto base = BaseOf(static_cast<uint32_t>(run_id));
+  const auto found = base ? shared_.find(*base) : shared_.end();
+  if (found == shared_.end()) return run_id;
+  const auto own = found->second.Own(static_cast<uint32_t>(run_id));
+  if (!own) return std::nullopt;
+  return static_cast<int32_t>(*own);
 }
 
 void SiteRegistry::SetSource(uint64_t site, std::string source) {

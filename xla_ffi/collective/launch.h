@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -30,6 +31,8 @@ class LaunchClock {
  public:
   static constexpr Clock::duration kSettle = std::chrono::milliseconds(5);
 
+  LaunchClock();
+
   // The executable's first run id, where the registry knows it. Only for the first fabric of a
   // process: after a failure ranks may have launched a program a different number of times, and
   // they begin anew together.
@@ -40,7 +43,15 @@ class LaunchClock {
   // later one had settled the base. Every fabric counts from the start.
   std::optional<int32_t> Launch(int64_t run_id, uint64_t group, uint64_t fabric_serial);
 
+  // Before anything else is asked about it: a call of this executable has entered with this run id.
+  void Enter(int64_t run_id, uint64_t fabric_serial);
+  // The run id as it would be if no equal executable counted with this one; nothing while that
+  // cannot be told (ask again).
+  std::optional<int64_t> OwnRunId(int64_t run_id) const;
+
  private:
+  friend class SiteRegistry;
+
   // Executables compiled by several threads at once may share a clock; their run ids are far apart.
   struct Base {
     uint64_t group;
@@ -51,6 +62,38 @@ class LaunchClock {
   std::mutex mutex_;
   uint64_t fabric_serial_ = 0;
   std::vector<Base> bases_;
+  const uint64_t executable_;  // no other has this number
+  // The newest run id that has entered, with kEntered set; 0 before the first.
+  static constexpr uint64_t kEntered = uint64_t{1} << 32;
+  std::atomic<uint64_t> newest_{0};
+};
+
+// The run ids of equal executables, which XLA draws from one counter: whose is which.
+//
+// A run id is an executable's once one of its calls has entered with it. An executable's number of
+// launches before a run id is known once all smaller ones are somebody's. A launch that enters no
+// call of this process (a branch without a collective) leaves a hole that nobody fills; those that
+// failures leave are closed when another fabric begins.
+class SharedRunIds {
+ public:
+  // `base`: the first one. Those below `next` are all the executable `only`'s.
+  SharedRunIds(uint32_t base, uint32_t next, uint64_t only);
+  void Claim(uint32_t run_id, uint64_t executable, uint64_t fabric_serial);
+  // The base plus the number of the executable's launches before this one.
+  std::optional<uint32_t> Own(uint32_t run_id) const;
+
+ private:
+  void CountNext();
+
+  // What late calls of a launch may still ask for.
+  static constexpr size_t kRemembered = 4096;
+  const uint32_t base_;
+  const uint32_t first_;  // index of the first that was shared
+  uint64_t fabric_serial_ = 0;
+  uint32_t next_;                                  // smallest index that is nobody's yet
+  std::unordered_map<uint64_t, uint32_t> counts_;  // launches below next_, by executable
+  std::map<uint32_t, uint64_t> ahead_;             // executables of those above it, by index
+  std::map<uint32_t, uint32_t> own_;               // below next_, by index
 };
 
 // Counts the executions of one instance on one device within each launch: loop iterations.
@@ -97,6 +140,9 @@ class SiteRegistry {
   // of devices, of several processes, that they may run on. Several threads may launch an
   // executable at once the first time; then the smallest run id that has entered need not be the
   // first one.
+  //
+  // An executable equal to one that lives is told again, before its first launch: XLA counts the
+  // launches of both together.
   void AddFingerprint(std::string_view fingerprint);
   void AddDeviceList(std::span<const int64_t> devices);
   // The first run id of the executable that has launched `run_id` lately, where it is known.
@@ -105,18 +151,31 @@ class SiteRegistry {
   void CountUnknownBase() { unknown_bases_.fetch_add(1, std::memory_order_relaxed); }
   uint64_t unknown_bases() const { return unknown_bases_.load(std::memory_order_relaxed); }
 
+  // Whether run ids may be shared at all. Sequentially consistent: see LaunchClock::Enter.
+  bool shares() const { return shares_.load(std::memory_order_seq_cst); }
+  void Claim(int64_t run_id, uint64_t executable, uint64_t fabric_serial);
+  std::optional<int64_t> OwnRunId(int64_t run_id) const;
+
   void SetSource(uint64_t site, std::string source);
   // "train.py:42", or "unknown line" for a program that this process did not lower.
   std::string Source(uint64_t site);
 
  private:
-  std::mutex mutex_;
+  void AddFirstRunId(uint32_t fingerprint, uint32_t devices);
+  // The nearest first run id below, round the 32 bits.
+  std::optional<uint32_t> BaseOf(uint32_t run_id) const;
+
+  mutable std::mutex mutex_;
   std::unordered_map<uint64_t, uint32_t> counts_;
   std::unordered_map<uint64_t, std::string> sources_;
   std::shared_ptr<LaunchClock> open_;
   std::set<uint32_t> executables_;    // hashes of fingerprints
   std::set<uint32_t> device_lists_;   // hashes
   std::set<uint32_t> first_run_ids_;  // an executable's alone, and plus each list's
+  std::vector<std::weak_ptr<LaunchClock>> clocks_;
+  std::atomic<bool> shares_{false};
+  std::set<uint32_t> shared_executables_;              // hashes of fingerprints
+  std::unordered_map<uint32_t, SharedRunIds> shared_;  // by first run id
   std::atomic<uint64_t> unknown_bases_{0};
 };
 

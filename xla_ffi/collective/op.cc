@@ -12,7 +12,8 @@ namespace jaxfabric {
 
 void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint64_t entry) {
   buffers_ = buffers;
-  run_id_ = run_id;
+  run_id_ = own_run_id_ = run_id;
+  numbered_ = true;
   occurrence_ = occurrence;
   entry_ = entry;
   tag_ = 0;
@@ -88,9 +89,13 @@ bool Op::Setup() {
     RunLocal();
     return true;
   }
+  const std::optional<int64_t> own = participant_.instance_.clock->OwnRunId(run_id_);
+  numbered_ = own.has_value();
+  if (!numbered_) return false;
+  own_run_id_ = *own;
   if (participant_.ready()) {
     const auto launch =
-        static_cast<int32_t>(static_cast<uint32_t>(run_id_) - participant_.launch_base_);
+        static_cast<int32_t>(static_cast<uint32_t>(own_run_id_) - participant_.launch_base_);
     if (launch >= 0) {
       tag_ = MakeTag(static_cast<uint32_t>(launch), occurrence_);
       stage_ = Stage::kClaim;

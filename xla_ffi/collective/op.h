@@ -43,7 +43,8 @@ class Op {
 
   Participant& participant() const { return participant_; }
   Stage stage() const { return stage_; }
-  int64_t run_id() const { return run_id_; }
+  // Whether it is known which launch of its executable this is, among those of equal ones.
+  bool numbered() const { return numbered_; }
   uint64_t tag() const { return tag_; }
   int slot() const { return slot_; }
   // Position of a peer that this execution waits for, -1 if it is none in particular. Found without
@@ -99,6 +100,8 @@ class Op {
   Participant& participant_;
   Buffers buffers_;
   int64_t run_id_ = 0;
+  int64_t own_run_id_ = 0;  // see LaunchClock::OwnRunId
+  bool numbered_ = true;    // it is known
   uint32_t occurrence_ = 0;
   uint64_t entry_ = 0;  // how many executions entered before
   uint64_t tag_ = 0;

@@ -1,27 +1,12 @@
 #include "collective/participant.h"
 
-#include <sched.h>
-
 #include <algorithm>
 
 #include "base/hash.h"
 #include "collective/fabric.h"
 #include "os/cores.h"
-#include "os/futex.h"
 
 namespace jaxfabric {
-namespace {
-
-inline void CpuPause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-}  // namespace
-
 Participant::Participant(Fabric& fabric, const CallSpec& spec, SiteRegistry::Instance instance,
                          int64_t rank, int group, int position, const Buffers& buffers)
     : fabric_(fabric),
@@ -75,6 +60,7 @@ Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
   // active_ to become zero: either it sees this execution, or this one sees the flag below.
   active_.fetch_add(1, std::memory_order_seq_cst);
   if (TraceRing* trace = fabric_.trace()) trace->Record({rank_, key_, run_id});
+  instance_.clock->Enter(run_id, fabric_.serial());
   Enter();
   const std::optional<uint32_t> count = occurrences_.Count(run_id);
   const uint64_t entry = entries_++;
@@ -109,71 +95,6 @@ void Participant::End(Op* op) {
   active_.fetch_sub(1, std::memory_order_release);
 }
 
-bool Participant::InStep(const Op& op) const {
-  const int peer = op.waiting_for();
-  if (peer < 0 || op.stage() == Op::Stage::kClaim) return false;
-  const LastSeen* seen = peers_[static_cast<size_t>(peer)].last_seen;
-  const uint64_t call = seen->call.load(std::memory_order_relaxed);
-  const uint64_t tag = seen->tag.load(std::memory_order_relaxed);
-  return (call == op.previous_call_ && tag == op.previous_tag_) ||
-         (call == call_ && tag == op.tag());
-}
-
-bool Participant::OnThisCore(const Op& op) const {
-  const int peer = op.waiting_for();
-  if (peer < 0) return false;
-  const LastSeen* seen = peers_[static_cast<size_t>(peer)].last_seen;
-  return seen->core.load(std::memory_order_relaxed) == CurrentCore();
-}
-
-bool Participant::WaitInline(Op& op) {
-  const Fabric::Waiting& policy = fabric_.waiting();
-  // A pause is about 15 ns, a clock twice that, a yield 300 ns. A peer that runs comes within the
-  // pauses, and no system call is made. One that may be waiting for this very core is let in soon:
-  // because ranks outnumber cores, or because the scheduler has put it here, next to a third
-  // process on the other cores.
-  constexpr int kPausesForRunning = 1024;
-  constexpr int kPausesForWaiting = 8;
-  constexpr int kPausesPerYield = 64;
-  // Sharing cores, a rank sleeps only after a while: a sleep costs a wake-up on both sides, and
-  // next to a busy process a time slice.
-  constexpr Clock::duration kYielding = std::chrono::milliseconds(1);
-  int idle_rounds = 0;
-  Clock::time_point start{};
-  while (true) {
-    const bool moved = op.Advance();
-    if (op.finished()) return true;
-    if (moved) {
-      idle_rounds = 0;
-      start = {};
-      continue;
-    }
-    // The first execution waits for announcements and the launch clock: not worth a core.
-    if (op.stage() == Op::Stage::kSetup) return false;
-    ++idle_rounds;
-    if (idle_rounds <= kPausesForWaiting) {
-      CpuPause();
-      continue;
-    }
-    const bool shared = policy.shared_cores || OnThisCore(op);
-    if (!shared && (idle_rounds <= kPausesForRunning || idle_rounds % kPausesPerYield != 0)) {
-      CpuPause();
-      continue;
-    }
-    if (communicator_->poisoned()) return false;
-    const auto now = Clock::now();
-    if (start == Clock::time_point{}) start = now;
-    const Clock::duration limit = InStep(op) ? policy.in_step : policy.out_of_step;
-    if (now - start >= limit) return false;
-    if (!policy.shared_cores || now - start < kYielding) {
-      ::sched_yield();
-      continue;
-    }
-    fabric_.SleepUnless([&op] { return op.Advance() || op.finished(); }, Deadline(start + limit));
-    if (op.finished()) return true;
-  }
-}
-
 std::string Participant::DescribeCall() const {
   return StrCat(spec_.label, " at ", SiteRegistry::Get().Source(spec_.site));
 }
@@ -193,18 +114,18 @@ std::string Participant::DescribePeer(int position) const {
 bool Participant::Prepare(Op& op) {
   Enter();
   if (!ready()) {
-    if (!cell_) first_run_id_ = LaunchClock::FirstRunId(op.run_id(), fabric_.serial());
+    if (!cell_) first_run_id_ = LaunchClock::FirstRunId(op.own_run_id_, fabric_.serial());
     // Noted in the order of entry, whether it will be needed or not: once the peers have come, the
     // waiting executions are looked at in any order.
-    const auto settled = instance_.clock->Launch(op.run_id(), group_hash_, fabric_.serial());
-    if (!ResolvePeers(op.run_id(), settled)) {
+    const auto settled = instance_.clock->Launch(op.own_run_id_, group_hash_, fabric_.serial());
+    if (!ResolvePeers(op.own_run_id_, settled)) {
       Leave();
       return false;
     }
     // Release: the fast path reads peers_, plan_, mine_ and the launch base without entering.
     ready_.store(true, std::memory_order_release);
   }
-  const auto launch = static_cast<int32_t>(static_cast<uint32_t>(op.run_id()) - launch_base_);
+  const auto launch = static_cast<int32_t>(static_cast<uint32_t>(op.own_run_id_) - launch_base_);
   Leave();
   // Inside one process all ranks count with one clock, whatever it took for the first launch.
   if (launch < 0 && !communicator_->one_process()) {

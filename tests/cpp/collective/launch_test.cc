@@ -130,6 +130,67 @@ TEST(FingerprintTest, MakesTheFirstLaunchKnownAtOnce) {
   EXPECT_EQ(LaunchClock::FirstRunId(kFirst + 2, 2), std::nullopt);
 }
 
+TEST(SharedRunIdsTest, GivesEachExecutableNumbersOfItsOwn) {
+  constexpr uint32_t kBase = 0xfffffffe;  // and wraps
+  SharedRunIds ids(kBase, kBase + 3, 1);
+  const auto own = [&](uint32_t index) -> std::optional<uint32_t> {
+    const auto run_id = ids.Own(kBase + index);
+    if (!run_id) return std::nullopt;
+    return *run_id - kBase;
+  };
+  for (uint32_t index : {0, 1, 2}) EXPECT_EQ(own(index), index);
+  EXPECT_EQ(own(3), std::nullopt);
+  // In any order, and more than once.
+  ids.Claim(kBase + 5, 2, 1);
+  ids.Claim(kBase + 4, 1, 1);
+  EXPECT_EQ(own(4), std::nullopt);
+  EXPECT_EQ(own(5), std::nullopt);
+  for (int i = 0; i < 2; ++i) {
+    ids.Claim(kBase + 3, 2, 1);
+    EXPECT_EQ(own(3), 0u);
+    EXPECT_EQ(own(4), 3u);
+    EXPECT_EQ(own(5), 1u);
+  }
+  ids.Claim(kBase + 6, 1, 1);
+  EXPECT_EQ(own(6), 4u);
+  // A failure has kept 7 from entering; 9 enters in the fabric after it.
+  ids.Claim(kBase + 8, 2, 1);
+  EXPECT_EQ(own(8), std::nullopt);
+  ids.Claim(kBase + 9, 1, 2);
+  EXPECT_EQ(own(8), 2u);
+  EXPECT_EQ(own(9), 5u);
+  ids.Claim(kBase + 11, 1, 2);
+  EXPECT_EQ(own(11), std::nullopt);
+  ids.Claim(kBase + 10, 2, 2);
+  EXPECT_EQ(own(11), 6u);
+}
+
+TEST(SharedRunIdsTest, KnowsLaunchesFromBeforeTheSecondExecutable) {
+  SiteRegistry& registry = SiteRegistry::Get();
+  // As long as those of XLA.
+  constexpr std::string_view kFingerprint = "105784606018040655463684838126954483258";
+  registry.CloseExecutable();
+  const auto first = registry.Add(88001).clock;
+  registry.CloseExecutable();
+  registry.AddFingerprint(kFingerprint);
+  const auto base = static_cast<int32_t>(*FarmFingerprint(kFingerprint));
+  for (int i : {0, 2, 1}) first->Enter(base + i, 1);
+  EXPECT_EQ(first->OwnRunId(base + 2), base + 2);
+  const auto second = registry.Add(88001).clock;
+  registry.CloseExecutable();
+  registry.AddFingerprint(kFingerprint);
+  EXPECT_EQ(first->OwnRunId(base + 2), base + 2);
+  second->Enter(base + 4, 1);
+  EXPECT_EQ(second->OwnRunId(base + 4), std::nullopt);
+  first->Enter(base + 3, 1);
+  EXPECT_EQ(second->OwnRunId(base + 4), base);
+  EXPECT_EQ(first->OwnRunId(base + 3), base + 3);
+  first->Enter(base + 5, 1);
+  EXPECT_EQ(first->OwnRunId(base + 5), base + 4);
+  // Of other executables all are their own.
+  EXPECT_EQ(first->OwnRunId(base + (1 << 28)), base + (1 << 28));
+}
+
 TEST(OccurrenceCounterTest, CountsWithinEachLaunch) {
   OccurrenceCounter counter;
   for (int64_t launch = 0x7ffffff0; launch < 0x80000010; ++launch) {

@@ -1,0 +1,75 @@
+// How the thread that entered a call waits for its peers, until the progress thread takes over.
+#include <sched.h>
+
+#include "collective/fabric.h"
+#include "collective/participant.h"
+#include "os/cores.h"
+
+namespace jaxfabric {
+
+bool Participant::InStep(const Op& op) const {
+  const int peer = op.waiting_for();
+  if (peer < 0 || op.stage() == Op::Stage::kClaim) return false;
+  const LastSeen* seen = peers_[static_cast<size_t>(peer)].last_seen;
+  const uint64_t call = seen->call.load(std::memory_order_relaxed);
+  const uint64_t tag = seen->tag.load(std::memory_order_relaxed);
+  return (call == op.previous_call_ && tag == op.previous_tag_) ||
+         (call == call_ && tag == op.tag());
+}
+
+bool Participant::OnThisCore(const Op& op) const {
+  const int peer = op.waiting_for();
+  if (peer < 0) return false;
+  const LastSeen* seen = peers_[static_cast<size_t>(peer)].last_seen;
+  return seen->core.load(std::memory_order_relaxed) == CurrentCore();
+}
+
+bool Participant::WaitInline(Op& op) {
+  const Fabric::Waiting& policy = fabric_.waiting();
+  // A pause is about 15 ns, a clock twice that, a yield 300 ns. A peer that runs comes within the
+  // pauses, and no system call is made. One that may be waiting for this very core is let in soon:
+  // because ranks outnumber cores, or because the scheduler has put it here, next to a third
+  // process on the other cores.
+  constexpr int kPausesForRunning = 1024;
+  constexpr int kPausesForWaiting = 8;
+  constexpr int kPausesPerYield = 64;
+  // Sharing cores, a rank sleeps only after a while: a sleep costs a wake-up on both sides, and
+  // next to a busy process a time slice.
+  constexpr Clock::duration kYielding = std::chrono::milliseconds(1);
+  int idle_rounds = 0;
+  Clock::time_point start{};
+  while (true) {
+    const bool moved = op.Advance();
+    if (op.finished()) return true;
+    if (moved) {
+      idle_rounds = 0;
+      start = {};
+      continue;
+    }
+    // The first execution waits for announcements and the launch clock: not worth a core.
+    if (op.stage() == Op::Stage::kSetup) return false;
+    ++idle_rounds;
+    if (idle_rounds <= kPausesForWaiting) {
+      CpuPause();
+      continue;
+    }
+    const bool shared = policy.shared_cores || OnThisCore(op);
+    if (!shared && (idle_rounds <= kPausesForRunning || idle_rounds % kPausesPerYield != 0)) {
+      CpuPause();
+      continue;
+    }
+    if (communicator_->poisoned()) return false;
+    const auto now = Clock::now();
+    if (start == Clock::time_point{}) start = now;
+    const Clock::duration limit = InStep(op) ? policy.in_step : policy.out_of_step;
+    if (now - start >= limit) return false;
+    if (!policy.shared_cores || now - start < kYielding) {
+      ::sched_yield();
+      continue;
+    }
+    fabric_.SleepUnless([&op] { return op.Advance() || op.finished(); }, Deadline(start + limit));
+    if (op.finished()) return true;
+  }
+}
+
+}  // namespace jaxfabric
