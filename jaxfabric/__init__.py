@@ -11,19 +11,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jaxfabric._import_check import check_ffi_version as _check_ffi_version
+from jaxfabric._report import report
 from jaxfabric.runtime import initialize, is_initialized, shutdown, status
 
 if TYPE_CHECKING:
     from jaxfabric import lax
     from jaxfabric._ext import FabricError
+    from jaxfabric._portable import portable
+    from jaxfabric.dropin import disable, enable, enabled, export_checks
 
 __version__ = "0.1.0"
 __all__ = [
     "FabricError",
     "__version__",
+    "disable",
+    "enable",
+    "enabled",
+    "export_checks",
     "initialize",
     "is_initialized",
     "lax",
+    "portable",
+    "report",
     "shutdown",
     "status",
 ]
@@ -35,6 +44,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     # What needs JAX or the compiled core is imported on first use.
     if name == "lax":
         return importlib.import_module("jaxfabric.lax")
+    if name in ("disable", "enable", "enabled", "export_checks", "portable"):
+        return getattr(importlib.import_module("jaxfabric.dropin"), name)
     if name == "FabricError":
         from jaxfabric import _ext
 

@@ -26,8 +26,10 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import ad, batching, mlir
 
-from jaxfabric import _compat
+from jaxfabric import _compat, _report
+from jaxfabric._dtypes import NATIVE_DTYPES, carrier_of, pack, unpack
 from jaxfabric._groups import Axes, Groups, Split, communicator_size, replica_groups
+from jaxfabric._portable import names_positions
 
 Value = Any  # An array or a tracer of one.
 Aval = Any  # JAX's type of an array.
@@ -36,16 +38,6 @@ Param = Any  # A hashable parameter of a primitive.
 
 # Frames of jaxfabric are not the user's: errors name the line that called jaxfabric.lax.
 _compat.hide_frames(os.path.join(os.path.dirname(os.path.abspath(__file__)), ""))
-
-# What the fabric moves and reduces as it is. Others are only moved, inside a type of this list.
-NATIVE_DTYPES = frozenset(
-    np.dtype(t)
-    for t in (
-        *(bool, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
-        *(np.float16, jnp.bfloat16, np.float32, np.float64, np.complex64, np.complex128),
-        *(jnp.float8_e4m3fn, jnp.float8_e5m2),
-    )
-)
 
 
 class BarrierEffect(core.Effect):
@@ -107,9 +99,9 @@ class Collective:
             ad.primitive_jvps[primitive] = self.jvp
         batching.fancy_primitive_batchers[primitive] = self._batch
         # The groups name devices.
-        _compat.lower_for_each_device_assignment(primitive)
+        _compat.lower_for_each_device_assignment_if({primitive}, lambda: not names_positions())
         # Not cacheable: two equal calls in one module are two sites.
-        mlir.register_lowering(primitive, self._lower, platform="cpu", cacheable=False)
+        mlir.register_lowering(primitive, self.lower, platform="cpu", cacheable=False)
         mlir.register_lowering(primitive, self._lower_elsewhere, cacheable=False)
         _collectives[self.name] = self
 
@@ -151,7 +143,7 @@ class Collective:
     ) -> tuple[Any, set[Any]]:
         manual = x.mat if self.side_effect else _compat.result_manual_type(self.name, x, axes, kind)
         size = communicator_size(axes, groups)
-        self._check_dtype(x.dtype)
+        self.check_dtype(x.dtype)
         if self.rows_in and (not x.shape or x.shape[0] != size):
             raise ValueError(f"{self.name} needs {size} rows, one per rank, got shape {x.shape}")
         out = x.update(
@@ -173,10 +165,11 @@ class Collective:
             spec=jax.sharding.PartitionSpec(*[None] * self.rows_out, *spec[self.rows_in :])
         )
 
-    def _check_dtype(self, dtype: Aval) -> None:
+    def check_dtype(self, dtype: Aval) -> None:
+        """Raises TypeError for a dtype that the collective does not take."""
         remedy = None
         if self.reduction is None:
-            if _carrier(dtype) is None:
+            if carrier_of(dtype) is None:
                 remedy = "cast it to a supported type first"
         elif dtype not in NATIVE_DTYPES:
             remedy = "cast it first, for example with x.astype(jnp.float32) or x.astype(jnp.int32)"
@@ -231,7 +224,7 @@ class Collective:
             f"use jax.lax.{self.name} there, or a mesh of CPU devices"
         )
 
-    def _lower(
+    def lower(
         self,
         ctx: Context,
         x: ir.Value,
@@ -241,6 +234,7 @@ class Collective:
         kind: str,
         **params: Param,
     ) -> Sequence[ir.Value]:
+        """The lowering rule. Reads no more of `ctx` than a rule of another primitive has in it."""
         del kind
         (aval,), (out,) = ctx.avals_in, ctx.avals_out
         mesh, manual = _compat.lowering_mesh(ctx)
@@ -250,7 +244,10 @@ class Collective:
                 x = hlo.reshape(mlir.aval_to_ir_type(ctx.module_context, out), x)
             return [lower_with_sharding_in_types(ctx, x, out)]
 
-        abstract = isinstance(mesh, jax.sharding.AbstractMesh)
+        concrete = not isinstance(mesh, jax.sharding.AbstractMesh)
+        if concrete:
+            _expect_launches(mesh)
+        abstract = not concrete or names_positions()
         automatic = [a for a, size in mesh.shape.items() if a not in manual and size > 1]
         if automatic and (abstract or self.side_effect or not _compat.uses_shardy()):
             # A position cannot be told, a side effect not be replicated, and GSPMD aborts.
@@ -261,20 +258,19 @@ class Collective:
             )
         if not abstract:
             ids = [device.id for device in mesh.devices.flat]
-            _expect_launches(mesh)
             positions = [[ids[position] for position in group] for group in positions]
-        label = f"{self.name} {aval.dtype.name}[{','.join(map(str, aval.shape))}]"
+        label = _label(self.name, aval)
 
         def call(ctx: Context, x: ir.Value) -> ir.Value:
             return self._call(ctx, x, positions, abstract, label, **params)
 
-        if (carrier := _carrier(aval.dtype)) == aval.dtype:
+        if (carrier := carrier_of(aval.dtype)) == aval.dtype:
             y = call(ctx, x)
         else:
             packed = aval.update(dtype=carrier), out.update(dtype=carrier)
-            x = _apply(ctx, partial(_pack, carrier=carrier), x, aval, packed[0])
+            x = lower_locally(ctx, partial(pack, carrier=carrier), (x,), (aval,), packed[0])
             y = call(ctx.replace(avals_in=packed[:1], avals_out=packed[1:]), x)
-            y = _apply(ctx, partial(_unpack, dtype=out.dtype), y, packed[1], out)
+            y = lower_locally(ctx, partial(unpack, dtype=out.dtype), (y,), packed[1:], out)
         return [lower_with_sharding_in_types(ctx, y, out)]
 
     def _call(
@@ -291,7 +287,7 @@ class Collective:
 
         if not _compat.lowers_for_export(ctx):
             runtime.ensure_ready()
-        module, ordinal = _compat.next_ordinal(ctx)
+        module, ordinal = note(ctx, self.name, _report.FABRIC)
         site = site_hash(module, ordinal, self.name, label, members, params)
         _ext.register_site(site, _compat.user_source(ctx))
         operands, avals = [x], [*ctx.avals_in]
@@ -312,6 +308,28 @@ class Collective:
             },
         )
         return call(ctx.replace(avals_in=avals), *operands).result
+
+
+def note(ctx: Context, name: str, runner: str, reason: str = "") -> tuple[str, int]:
+    """Puts the call being lowered on the report; returns its module and its number in that."""
+    module, ordinal = _compat.next_ordinal(ctx)
+    aval = ctx.avals_in[0]
+    _report.record(
+        _report.Entry(
+            program=module.removeprefix("jit_"),
+            number=ordinal,
+            call=_label(name, aval),
+            source=_compat.user_source(ctx),
+            size_bytes=aval.size * aval.dtype.itemsize,
+            runner=runner,
+            reason=reason,
+        )
+    )
+    return module, ordinal
+
+
+def _label(name: str, aval: Aval) -> str:
+    return f"{name} {aval.dtype.name}[{','.join(map(str, aval.shape))}]"
 
 
 def _expect_launches(mesh: jax.sharding.Mesh) -> None:
@@ -353,34 +371,14 @@ def site_hash(*what: object) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _carrier(dtype: Aval) -> Aval:
-    """A native type that can hold `dtype` while it is moved, or None."""
-    if dtype in NATIVE_DTYPES:
-        return dtype
-    if jnp.issubdtype(dtype, np.integer):  # int4 and so on: one element per byte.
-        return np.dtype(np.uint8 if jnp.issubdtype(dtype, np.unsignedinteger) else np.int8)
-    if jnp.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits in (4, 8):
-        return np.dtype(np.uint8)
-    return None
-
-
-def _pack(x: jax.Array, carrier: Aval) -> jax.Array:
-    if jnp.issubdtype(x.dtype, np.floating):
-        bits = jnp.uint4 if jnp.finfo(x.dtype).bits == 4 else jnp.uint8
-        x = jax.lax.bitcast_convert_type(x, bits)
-    return x.astype(carrier)
-
-
-def _unpack(x: jax.Array, dtype: Aval) -> jax.Array:
-    if jnp.issubdtype(dtype, np.floating):
-        bits = jnp.uint4 if jnp.finfo(dtype).bits == 4 else jnp.uint8
-        return jax.lax.bitcast_convert_type(x.astype(bits), dtype)
-    return x.astype(dtype)
-
-
-def _apply(
-    ctx: Context, f: Callable[..., jax.Array], x: ir.Value, aval: Aval, out: Aval
+def lower_locally(
+    ctx: Context,
+    f: Callable[..., jax.Array],
+    operands: Sequence[ir.Value],
+    avals: Sequence[Aval],
+    out: Aval,
 ) -> ir.Value:
-    """Emits the operations of `f` between custom calls."""
+    """Emits the operations of `f`, which has no collective, around a custom call."""
     rule = mlir.lower_fun(f, multiple_results=False)
-    return rule(ctx.replace(primitive=None, avals_in=[aval], avals_out=[out]), x)[0]
+    inner = ctx.replace(primitive=None, avals_in=[*avals], avals_out=[out])
+    return rule(inner, *operands)[0]

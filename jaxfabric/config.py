@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _PREFIX = "JAXFABRIC_"
@@ -169,6 +169,33 @@ class LauncherEnvironment:
         return variables
 
 
+SWITCH_VARIABLE = "JAXFABRIC_ENABLE"
+
+
+def switch_is_in_environment() -> bool:
+    """Whether JAXFABRIC_ENABLE says anything."""
+    return bool(os.environ.get(SWITCH_VARIABLE))
+
+
+def switch_from_environment(
+    environ: Mapping[str, str] | None = None, *, modes: Sequence[str]
+) -> str | None:
+    """Returns the mode that JAXFABRIC_ENABLE asks for; None where it is unset, empty or 0.
+
+    Raises:
+        ConfigError: it has another value than 0, 1 or one of `modes`.
+    """
+    environ = os.environ if environ is None else environ
+    text = environ.get(SWITCH_VARIABLE, "").strip().lower()
+    if text in ("", "0", "false", "off"):
+        return None
+    if text in ("1", "true", "on"):
+        return modes[0]
+    if text not in modes:
+        raise ConfigError(f"{SWITCH_VARIABLE}={text}: use 0, 1 or {', '.join(modes)}")
+    return text
+
+
 LAUNCHER_VARIABLES = (
     "JAXFABRIC_COORDINATOR",
     "JAXFABRIC_PROCESS_ID",
@@ -181,7 +208,7 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Returns one line for each JAXFABRIC_* variable that nothing reads, with a likely meaning."""
     environ = os.environ if environ is None else environ
     known = [_PREFIX + field.name.upper() for field in dataclasses.fields(Config)]
-    known += LAUNCHER_VARIABLES
+    known += [SWITCH_VARIABLE, *LAUNCHER_VARIABLES]
     lines = []
     for name in sorted(environ):
         if name.startswith(_PREFIX) and name not in known:

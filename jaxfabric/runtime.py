@@ -61,6 +61,7 @@ _session: _Session | None = None
 _membership: Membership | None = None
 _registered = False
 _exit_hook = False
+_on_demand = False
 
 
 def initialize(
@@ -179,12 +180,32 @@ def ensure_ready() -> None:
     # Without initialize() JAX has heard nothing of the launcher, and takes each process for a job.
     if count == 1 and (launched := LauncherEnvironment.from_environment()) is not None:
         index, count = launched.process_id, launched.num_processes
-    if count > 1:
+    if count > 1 and not _on_demand:
         raise RuntimeError(
             f"process {index} of {count} runs a jaxfabric collective before "
             "jaxfabric.initialize(): call it in every process, before JAX is used"
         )
     initialize()
+
+
+def start_on_demand() -> None:
+    """Lets the first program with a collective start the fabric, in jobs of several processes too.
+
+    Joins the job under `jaxfabric run`, as JAX's backend does not exist yet. All processes have to
+    run such a program: they wait for each other.
+    """
+    global _on_demand, _membership
+    with _lock:
+        _on_demand = True
+        launched = LauncherEnvironment.from_environment()
+        if launched is None or launched.num_processes == 1 or _membership is not None:
+            return
+        from jaxfabric import _compat
+        from jaxfabric.bootstrap import membership as memberships
+
+        if _compat.distributed_state().client is None:
+            _membership = memberships.join(None, None, None, Config.from_environment())
+            _hook_exit()
 
 
 def status() -> Status:
@@ -219,7 +240,7 @@ def _start(
     from jaxfabric.bootstrap.rendezvous import Member
 
     _ext = _core()
-    global _membership, _exit_hook
+    global _membership
     if _membership is not None and _membership.client is not None:
         memberships.check_same(_membership, coordinator, num_processes, process_id)
         # After a failure JAX no longer knows of the client; the membership does.
@@ -227,11 +248,7 @@ def _start(
     else:
         _membership = memberships.join(coordinator, num_processes, process_id, config)
     membership = _membership
-    if not _exit_hook:
-        # Runs before JAX's own exit hook, which was registered when JAX was imported.
-        atexit.register(_at_exit)
-        _exit_hook = True
-
+    _hook_exit()
     ranks = tuple(device.id for device in jax.local_devices(backend="cpu"))
     if jax.process_count("cpu") != membership.num_processes:
         raise RuntimeError(
@@ -316,6 +333,14 @@ def _require_same(session: _Session, asked: dict[str, Any]) -> None:
                 f"jaxfabric is initialized with {name}={have[name]!r}, not {value!r}: call "
                 "jaxfabric.shutdown() first"
             )
+
+
+def _hook_exit() -> None:
+    global _exit_hook
+    if not _exit_hook:
+        # Runs before JAX's own exit hook, which was registered when JAX was imported.
+        atexit.register(_at_exit)
+        _exit_hook = True
 
 
 def _at_exit() -> None:

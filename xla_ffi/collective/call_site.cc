@@ -61,7 +61,7 @@ Participant* CallSite::Bound(int64_t device) const {
 }
 
 Result<Participant*> CallSite::Bind(int64_t device, std::optional<uint32_t> partition,
-                                    const Buffers& buffers) {
+                                    int64_t run_id, const Buffers& buffers) {
   std::shared_ptr<Fabric> fabric = CurrentFabric();
   if (!fabric) {
     return Status(Code::kFailedPrecondition,
@@ -107,7 +107,7 @@ Result<Participant*> CallSite::Bind(int64_t device, std::optional<uint32_t> part
   auto& participant = binding->by_device[static_cast<size_t>(index)];
   if (!participant) {
     participant = std::make_unique<Participant>(*binding->fabric, spec_, instance_, device, group,
-                                                position, buffers);
+                                                position, run_id, buffers);
     binding->ready[static_cast<size_t>(index)].store(participant.get(), std::memory_order_release);
   }
   return participant.get();

@@ -39,7 +39,7 @@ class CallSite {
                  const Buffers& buffers, MakeFinished make_finished) {
     Participant* participant = Bound(device);
     if (participant == nullptr) {
-      Result<Participant*> bound = Bind(device, partition, buffers);
+      Result<Participant*> bound = Bind(device, partition, run_id, buffers);
       if (!bound.ok()) return bound.status();
       participant = *bound;
     }
@@ -63,7 +63,7 @@ class CallSite {
 
  private:
   Participant* Bound(int64_t device) const;
-  Result<Participant*> Bind(int64_t device, std::optional<uint32_t> partition,
+  Result<Participant*> Bind(int64_t device, std::optional<uint32_t> partition, int64_t run_id,
                             const Buffers& buffers);
   static bool HandOff(Op* op);
   static Finished Cancel(Op* op);

@@ -36,15 +36,19 @@ std::optional<Directory::Announcement> Directory::Announcement::FromMessage(Wire
   return announcement;
 }
 
-void Directory::Add(const Announcement& announcement) {
+std::optional<Directory::Member> Directory::Add(const Announcement& announcement) {
   std::lock_guard lock(mutex_);
   Instance& instance = instances_[announcement.key];
   if (instance.members.size() < announcement.size) instance.members.resize(announcement.size);
-  instance.members[announcement.position] = announcement.member;
+  auto& member = instance.members[announcement.position];
+  std::optional<Member> other;
+  if (member && member->rank != announcement.member.rank) other = member;
+  member = announcement.member;
   instance.label = announcement.label;
   if (instance.source.empty() || instance.source == "unknown line") {
     instance.source = announcement.source;
   }
+  return other;
 }
 
 std::optional<std::vector<Directory::Member>> Directory::Complete(uint64_t key) const {

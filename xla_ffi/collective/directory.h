@@ -35,7 +35,8 @@ class Directory {
     static std::optional<Announcement> FromMessage(WireReader& message, int process);
   };
 
-  void Add(const Announcement& announcement);
+  // Returns the member that has been there before, if it is another rank.
+  std::optional<Member> Add(const Announcement& announcement);
   // All members by position, once all have announced themselves.
   std::optional<std::vector<Member>> Complete(uint64_t key) const;
   // The member at a position, if it has announced itself.

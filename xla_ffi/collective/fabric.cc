@@ -232,8 +232,7 @@ void Fabric::Announce(const Participant& participant) {
                          participant.first_run_id(), false};
   announcement.label = participant.spec().label;
   announcement.source = SiteRegistry::Get().Source(participant.spec().site);
-  directory_.Add(announcement);
-  std::set<int> processes;
+  AddToDirectory(announcement);
   const auto& group = participant.spec().groups[static_cast<size_t>(participant.group())];
   for (size_t process = 0; process < peers_.size(); ++process) {
     const auto& ranks = peers_[process].ranks;

@@ -168,6 +168,7 @@ class Fabric {
   void OnMessage(int process, WireReader& message);
   void OnGone(int process);
   void OnStuck(WireReader& message);
+  void AddToDirectory(const Directory::Announcement& announcement);
   void FreeRetiredCells(uint64_t key);
   // The first failure poisons every communicator; the peers are told unless they told us.
   void Poison(const Status& status, bool tell_peers);

@@ -164,7 +164,7 @@ void Fabric::OnMessage(int process, WireReader& message) {
       const bool owned = std::find(peer.ranks.begin(), peer.ranks.end(),
                                    announcement->member.rank) != peer.ranks.end();
       if (!owned || announcement->member.cell >= peer.header->cells) return;
-      directory_.Add(*announcement);
+      AddToDirectory(*announcement);
       Ring(peers_[static_cast<size_t>(process_)].header);
       return;
     }
@@ -190,6 +190,18 @@ void Fabric::OnMessage(int process, WireReader& message) {
     case MessageType::kReady:
       return;
   }
+}
+
+void Fabric::AddToDirectory(const Directory::Announcement& announcement) {
+  const auto other = directory_.Add(announcement);
+  if (!other) return;
+  ReportFailure(
+      Status(Code::kFailedPrecondition,
+             StrCat(DescribeRank(other->rank), " and ", DescribeRank(announcement.member.rank),
+                    " both are mesh position ", announcement.position, " in ", announcement.label,
+                    " at ", announcement.source,
+                    ": two meshes run one program that names no devices, and it cannot be told who "
+                    "belongs together; lower it on a mesh of devices, not on an AbstractMesh")));
 }
 
 void Fabric::OnStuck(WireReader& message) {

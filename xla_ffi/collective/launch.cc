@@ -183,7 +183,7 @@ void SiteRegistry::AddDeviceList(std::span<const int64_t> devices) {
 
 void SiteRegistry::AddFirstRunId(uint32_t fingerprint, uint32_t devices) {
   const uint32_t base = fingerprint + devices;
-  first_run_ids_.insert(base);
+  first_run_ids_.emplace(base, devices);
   if (!shared_executables_.contains(fingerprint) || shared_.contains(base)) return;
   // So far all were those of one executable: that with the newest, should there have been others
   // that are gone.
@@ -205,7 +205,7 @@ std::optional<uint32_t> SiteRegistry::BaseOf(uint32_t run_id) const {
   if (first_run_ids_.empty()) return std::nullopt;
   auto next = first_run_ids_.upper_bound(run_id);
   if (next == first_run_ids_.begin()) next = first_run_ids_.end();
-  const uint32_t base = *std::prev(next);
+  const uint32_t base = std::prev(next)->first;
   // An executable whose fingerprint is not known is somewhere else: hashes are far apart.
   if (run_id - base > static_cast<uint32_t>(kSameExecutable)) return std::nullopt;
   return base;
@@ -218,6 +218,13 @@ std::optional<int32_t> SiteRegistry::FirstRunId(int64_t run_id) {
   constexpr uint32_t kNear = 4096;
   if (!base || static_cast<uint32_t>(run_id) - *base >= kNear) return std::nullopt;
   return static_cast<int32_t>(*base);
+}
+
+std::optional<uint32_t> SiteRegistry::DevicesOf(int64_t run_id) const {
+  std::lock_guard lock(mutex_);
+  const auto base = BaseOf(static_cast<uint32_t>(run_id));
+  if (!base) return std::nullopt;
+  return first_run_ids_.at(*base);
 }
 
 void SiteRegistry::Claim(int64_t run_id, uint64_t executable, uint64_t fabric_serial) {

@@ -147,6 +147,8 @@ class SiteRegistry {
   void AddDeviceList(std::span<const int64_t> devices);
   // The first run id of the executable that has launched `run_id` lately, where it is known.
   std::optional<int32_t> FirstRunId(int64_t run_id);
+  // A hash of the devices that it runs on: 0 if they are all of this process.
+  std::optional<uint32_t> DevicesOf(int64_t run_id) const;
   // Call instances, for each rank, whose base had to be settled by time.
   void CountUnknownBase() { unknown_bases_.fetch_add(1, std::memory_order_relaxed); }
   uint64_t unknown_bases() const { return unknown_bases_.load(std::memory_order_relaxed); }
@@ -169,9 +171,10 @@ class SiteRegistry {
   std::unordered_map<uint64_t, uint32_t> counts_;
   std::unordered_map<uint64_t, std::string> sources_;
   std::shared_ptr<LaunchClock> open_;
-  std::set<uint32_t> executables_;    // hashes of fingerprints
-  std::set<uint32_t> device_lists_;   // hashes
-  std::set<uint32_t> first_run_ids_;  // an executable's alone, and plus each list's
+  std::set<uint32_t> executables_;   // hashes of fingerprints
+  std::set<uint32_t> device_lists_;  // hashes
+  // An executable's alone, and plus each list's: to the list's hash, or 0.
+  std::map<uint32_t, uint32_t> first_run_ids_;
   std::vector<std::weak_ptr<LaunchClock>> clocks_;
   std::atomic<bool> shares_{false};
   std::set<uint32_t> shared_executables_;              // hashes of fingerprints

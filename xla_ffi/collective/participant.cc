@@ -8,7 +8,8 @@
 
 namespace jaxfabric {
 Participant::Participant(Fabric& fabric, const CallSpec& spec, SiteRegistry::Instance instance,
-                         int64_t rank, int group, int position, const Buffers& buffers)
+                         int64_t rank, int group, int position, int64_t run_id,
+                         const Buffers& buffers)
     : fabric_(fabric),
       spec_(spec),
       instance_(std::move(instance)),
@@ -21,6 +22,13 @@ Participant::Participant(Fabric& fabric, const CallSpec& spec, SiteRegistry::Ins
   Hasher hasher;
   hasher.Add(std::span<const int64_t>(spec_.groups[static_cast<size_t>(group)]));
   hasher.Add(uint64_t{spec_.by_position});
+  if (spec_.by_position) {
+    // Disjoint meshes of one shape may run one program at once.
+    const auto devices = SiteRegistry::Get().DevicesOf(run_id);
+    const bool alone = devices == 0u;
+    hasher.Add(uint64_t{devices.has_value()}).Add(uint64_t{devices.value_or(0)});
+    hasher.Add(static_cast<uint64_t>(alone ? fabric_.process() + 1 : 0));
+  }
   group_hash_ = Hasher(hasher).Finish();
   key_ = hasher.Add(spec_.Hash()).Add(instance_.duplicate).Finish();
   call_ = Hasher().Add(spec_.Hash()).Add(instance_.duplicate).Finish();

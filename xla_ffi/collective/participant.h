@@ -36,8 +36,9 @@ struct PeerView {
 
 class Participant {
  public:
+  // `run_id`: of a launch that is about to enter.
   Participant(Fabric& fabric, const CallSpec& spec, SiteRegistry::Instance instance, int64_t rank,
-              int group, int position, const Buffers& buffers);
+              int group, int position, int64_t run_id, const Buffers& buffers);
   ~Participant();
   Participant(const Participant&) = delete;
   Participant& operator=(const Participant&) = delete;

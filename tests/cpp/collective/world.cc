@@ -133,7 +133,8 @@ size_t LocalRanks::AddCall(const CallSpec& spec, uint32_t duplicate,
     sizes.dtype = own.dtype;
     call.participants.push_back(std::make_unique<Participant>(
         fabric_, spec, SiteRegistry::Instance{duplicate, clock_},
-        shape_.LocalIds(fabric_.process())[static_cast<size_t>(local)], 0, position(local), sizes));
+        shape_.LocalIds(fabric_.process())[static_cast<size_t>(local)], 0, position(local),
+        first_run_id_, sizes));
   }
   calls_.push_back(std::move(call));
   return calls_.size() - 1;

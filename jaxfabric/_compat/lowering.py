@@ -1,135 +1,15 @@
-"""Everything jaxfabric uses of JAX that JAX does not promise to keep.
+"""Tracing and lowering of primitives of our own.
 
-Only this module and `_primitive.py` import private JAX. Each section names what it relies on and
-since when it has been so, so that a JAX release that moves something breaks one line here.
+jax._src.{config, core, dispatch, effects, source_info_util}, jax._src.lax.parallel, the lowering
+context of jax._src.interpreters.mlir; of jax.make_user_context (public) that the value for all
+threads can be set. Read in 0.10.2 and 0.12.0.1.
 """
 
 from __future__ import annotations
 
-import collections
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
-
-# --- jax.distributed ---
-# jax._src.distributed.global_state and the coordination service's client and server, which have no
-# public face that lets the launcher host the service or a rank connect as a recoverable client.
-# Read in 0.10.2 and 0.12.0.1.
-
-
-def distributed_state() -> Any:  # noqa: ANN401
-    """Returns JAX's own record of the distributed job (its `client` is None outside of one)."""
-    from jax._src import distributed
-
-    return distributed.global_state
-
-
-def backends_are_initialized() -> bool:
-    """Whether a JAX backend exists already, after which no distributed client can be added."""
-    from jax._src import xla_bridge
-
-    return xla_bridge.backends_are_initialized()
-
-
-def recoverability_enabled() -> bool:
-    """Whether `jax_enable_recoverability` is set: JAX tasks may then die without their peers."""
-    from jax._src import distributed
-
-    return bool(distributed._ENABLE_RECOVERABILITY.value)
-
-
-def start_distributed_service(address: str, num_processes: int, heartbeat_timeout: int) -> Any:  # noqa: ANN401
-    """Starts a coordination service whose clients may die without taking the others along.
-
-    Imports jaxlib only: no JAX backend comes to life in the process that hosts the service.
-    """
-    from jaxlib import _jax
-
-    return _jax.get_distributed_runtime_service(
-        address,
-        num_processes,
-        heartbeat_timeout=heartbeat_timeout,
-        shutdown_timeout=5,
-        recoverable=True,
-    )
-
-
-def connect_distributed_client(
-    address: str,
-    num_processes: int,
-    process_id: int,
-    init_timeout: int,
-    heartbeat_timeout: int,
-) -> Any:  # noqa: ANN401
-    """Connects a recoverable client and makes it the one JAX uses.
-
-    `shutdown_on_destruction=False`, because the shutdown of a job with a dead member blocks.
-
-    Raises:
-        RuntimeError: not all processes came within `init_timeout` and a few seconds.
-    """
-    from jax._src import distributed
-    from jaxlib import _jax
-
-    client = _jax.get_distributed_runtime_client(
-        address,
-        process_id,
-        init_timeout=init_timeout,
-        shutdown_timeout=5,
-        heartbeat_timeout=heartbeat_timeout,
-        # Without a callback jaxlib ends the process where connect() fails. It cannot call this one
-        # (its argument has no Python type), so connect() raises RuntimeError("std::bad_cast").
-        missed_heartbeat_callback=lambda *_: None,
-        shutdown_on_destruction=False,
-        use_compression=True,
-    )
-    client.connect()
-    state = distributed.global_state
-    state.coordinator_address = address
-    state.num_processes = num_processes
-    state.process_id = process_id
-    state.client = client
-    return client
-
-
-# --- end of jax.distributed ---
-
-
-# --- launches ---
-# An executable's first run id is the low half of a hash of its fingerprint, plus that of its device
-# list if some of its devices are other processes'; then one more for every launch (jaxlib's
-# py_executable.cc). Client.live_executables() and LoadedExecutable.fingerprint are
-# not documented. Seen in 0.10.2 and 0.12.0.1; without them the core waits a little before an
-# executable's first collective.
-
-_fingerprints: collections.Counter[bytes] = collections.Counter()
-
-
-def new_fingerprints() -> list[bytes]:
-    """Fingerprints of this process's CPU executables that it has not returned before.
-
-    As often as there are more executables with one than there were at any time before.
-    """
-    import jax
-
-    try:
-        executables = jax.local_devices(backend="cpu")[0].client.live_executables()
-        values = [executable.fingerprint for executable in executables]
-    except (AttributeError, RuntimeError):
-        return []
-    found = collections.Counter(value for value in values if isinstance(value, bytes))
-    new = found - _fingerprints
-    _fingerprints.update(new)
-    return list(new.elements())
-
-
-# --- end of launches ---
-
-
-# --- tracing and lowering of collectives ---
-# jax._src.{config, core, effects, source_info_util}, jax._src.lax.parallel, the lowering context of
-# jax._src.interpreters.mlir. Read in 0.10.2 and 0.12.0.1. Imported inside the functions, so that
-# the launcher, which needs the section above, starts without JAX.
 
 
 def checks_manual_types() -> bool:
@@ -265,15 +145,44 @@ def user_source(ctx: Any) -> str:  # noqa: ANN401
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else "unknown source"
 
 
-def lower_for_each_device_assignment(primitive: Any) -> None:  # noqa: ANN401
-    """Keeps JAX from reusing the lowering of a program with `primitive` on other devices.
+def cache_sensitive_context() -> Any:  # noqa: ANN401
+    """A context whose value is part of the keys of JAX's caches: `value`, `set_global`, `(value)`.
+
+    Called with a value it is a context manager for this thread.
+    """
+    import jax
+
+    return jax.make_user_context(None)
+
+
+_requiring: list[tuple[Collection[Any], Callable[[], bool]]] = []
+
+
+def lower_for_each_device_assignment_if(
+    primitives: Collection[Any], condition: Callable[[], bool]
+) -> None:
+    """Keeps JAX from reusing the lowering of programs with `primitives` on other devices.
 
     By default one lowering serves all meshes of one shape, although under `jax.set_mesh` the rule
     sees the devices of the first.
+
+    Args:
+        primitives: those whose lowering depends on the devices.
+        condition: whether it does so now; may depend on cache-sensitive contexts only.
     """
     from jax._src import dispatch
 
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    class Requiring(set):  # type: ignore[type-arg]
+        def __contains__(self, primitive: object) -> bool:
+            return super().__contains__(primitive) or any(
+                primitive in primitives and condition() for primitives, condition in _requiring
+            )
+
+    if not _requiring:
+        dispatch.prim_requires_devices_during_lowering = Requiring(
+            dispatch.prim_requires_devices_during_lowering
+        )
+    _requiring.append((primitives, condition))
 
 
 def hide_frames(path: str) -> None:
@@ -291,6 +200,3 @@ def allow_effect(effect: type) -> None:
     effects.control_flow_allowed_effects.add_type(effect)
     effects.custom_derivatives_allowed_effects.add_type(effect)
     effects.remat_allowed_effects.add_type(effect)
-
-
-# --- end of tracing and lowering ---

@@ -1,0 +1,84 @@
+"""Taking over the lowering of JAX's primitives.
+
+The primitives of jax._src.lax.parallel; the tables of lowering rules in jax._src.interpreters.mlir.
+Read in 0.10.2 and 0.12.0.1.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+TESTED_JAX = ((0, 10, 2), (0, 12))
+
+
+def warn_of_untested_version() -> None:
+    """Logs once that this JAX is not among those that lowering rules were tested with."""
+    import jax
+
+    oldest, newest = TESTED_JAX
+    version = jax.__version_info__
+    if not (oldest <= version and version[: len(newest)] <= newest):
+        logging.getLogger("jaxfabric").warning(
+            "jaxfabric is tested with JAX %s to %s, this is %s: collectives whose lowering has "
+            "changed may fail",
+            ".".join(map(str, oldest)),
+            ".".join(map(str, newest)),
+            jax.__version__,
+        )
+
+
+def lax_primitive(name: str) -> Any:  # noqa: ANN401
+    """The collective primitive of jax.lax called `name`, or None where this JAX has none."""
+    from jax._src.lax import parallel
+
+    return getattr(parallel, f"{name}_p", None)
+
+
+def cpu_lowering(primitive: Any) -> Any:  # noqa: ANN401
+    """The rule that lowers `primitive` for CPU devices, or None."""
+    from jax._src.interpreters import mlir
+
+    rules = mlir._platform_specific_lowerings.get("cpu", {})
+    entry = rules.get(primitive) or mlir._lowerings.get(primitive)
+    return None if entry is None else entry.rule
+
+
+def replace_cpu_lowering(primitive: Any, rule: Any) -> None:  # noqa: ANN401
+    """Makes `rule` lower each call of `primitive` for CPU devices."""
+    from jax.interpreters import mlir
+
+    mlir.register_lowering(primitive, rule, platform="cpu", cacheable=False)
+
+
+def take_typed_psum_of_groups(run: Callable[..., Any], condition: Callable[[], bool]) -> None:
+    """Calls `run(x, axes, groups)` for a psum that JAX has no primitive for, if `condition` holds.
+
+    Under check_vma `lax.psum` with axis_index_groups is a NotImplementedError.
+    """
+    from jax._src.lax import parallel
+
+    original = parallel.bind_psum_invariant
+
+    def bind(leaf: Any, *, axes: Any, axis_index_groups: Any, is_async: bool) -> Any:  # noqa: ANN401
+        if axis_index_groups is None or is_async or not condition():
+            return original(leaf, axes=axes, axis_index_groups=axis_index_groups, is_async=is_async)
+        return run(leaf, axes, axis_index_groups)
+
+    parallel.bind_psum_invariant = bind
+
+
+def with_shape(aval: Any, shape: tuple[int, ...]) -> Any:  # noqa: ANN401
+    """A type like `aval` with another shape, no dimension of which is sharded."""
+    import jax
+
+    spec = jax.sharding.PartitionSpec(*[None] * len(shape))
+    return aval.update(shape=tuple(shape), sharding=aval.sharding.update(spec=spec))
+
+
+def with_result_type(ctx: Any, y: Any) -> Any:  # noqa: ANN401
+    """The value that a lowering rule returns, with the sharding that its type has."""
+    from jax._src.interpreters.mlir import lower_with_sharding_in_types
+
+    return lower_with_sharding_in_types(ctx, y, ctx.avals_out[0])

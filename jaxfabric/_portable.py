@@ -1,0 +1,32 @@
+"""Programs whose collectives name positions in the mesh, not devices: for `jax.export`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from jaxfabric import _compat
+
+_portable = _compat.cache_sensitive_context()
+
+
+def names_positions() -> bool:
+    """Whether calls lowered now name positions in the mesh, not devices: see `portable`."""
+    return bool(_portable.value)
+
+
+@contextlib.contextmanager
+def portable() -> Iterator[None]:
+    """Lowers programs, inside the `with` block, so that they run on any devices.
+
+    Collectives name positions in the mesh instead of devices. Needed for `jax.export` of a program
+    that is to run elsewhere or knows no devices (AbstractMesh), on a mesh whose axes are all
+    manual. Two such programs that are equal must not run at once on meshes that overlap.
+
+    Example:
+        >>> import jaxfabric
+        >>> with jaxfabric.portable():
+        ...     pass  # exported = jax.export.export(f, platforms=["cpu"])(x)
+    """
+    with _portable(True):
+        yield

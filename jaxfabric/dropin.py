@@ -1,0 +1,224 @@
+"""The switch: runs the `jax.lax` collectives of existing programs on the fabric.
+
+JAX traces, differentiates and batches them as ever. Only the lowering of each collective primitive
+for CPU devices is replaced, by that of the collective in `jaxfabric.lax` which does the same. A
+primitive, or a use of one, that has no such counterpart is left to XLA, and `jaxfabric.report`
+lists it with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfabric import _compat, _report, config, runtime
+from jaxfabric._groups import as_axes
+from jaxfabric._plans import PLANS, LeaveToXlaError, Rule
+from jaxfabric._portable import names_positions, portable
+from jaxfabric._primitive import Context, Param, Value, collective, lower_locally, note
+from jaxfabric.lax.all_reduce import psum
+
+MODES = ("lax",)
+
+__all__ = ["disable", "enable", "enable_from_environment", "enabled", "export_checks", "portable"]
+
+# --- the switch ---
+
+_mode = _compat.cache_sensitive_context()
+
+
+def enable(mode: str = "lax") -> None:
+    """Runs the `jax.lax` collectives of every program on the fabric from now on, on any thread.
+
+    A program that was compiled before is compiled again at its next call. Starts the fabric where
+    `jaxfabric.initialize` has not been called, under the same conditions.
+
+    Args:
+        mode: "lax": the collectives that programs call themselves, under `jax.shard_map`.
+
+    Raises:
+        ValueError: there is no such mode.
+        RuntimeError, ConfigError: as `jaxfabric.initialize`.
+
+    Example:
+        >>> import jaxfabric
+        >>> jaxfabric.enable()
+        >>> jaxfabric.disable()
+    """
+    _prepare(mode)
+    _mode.set_global(mode)
+
+
+def disable() -> None:
+    """Leaves collectives to XLA again. Programs are compiled again at their next call.
+
+    Example:
+        >>> import jaxfabric
+        >>> jaxfabric.disable()
+    """
+    _mode.set_global(None)
+
+
+@contextlib.contextmanager
+def enabled(mode: str | None = "lax") -> Iterator[None]:
+    """As `enable`, for what this thread calls inside the `with` block; None: as `disable`.
+
+    Args:
+        mode: as in `enable`, or None.
+
+    Raises:
+        ValueError, RuntimeError, ConfigError: as `enable`.
+
+    Example:
+        >>> import jaxfabric
+        >>> with jaxfabric.enabled():
+        ...     pass
+    """
+    if mode is not None:
+        _prepare(mode)
+    with _mode(mode):
+        yield
+
+
+def export_checks() -> list[jax.export.DisabledSafetyCheck]:
+    """What `jax.export.export(..., disabled_checks=)` needs to let jaxfabric's calls through.
+
+    The process that runs the exported program calls `jaxfabric.initialize` first.
+
+    Example:
+        >>> import jaxfabric
+        >>> len(jaxfabric.export_checks()) > 0
+        True
+    """
+    from jaxfabric import _ext
+
+    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in _ext.registrations()]
+
+
+def enable_from_environment() -> None:
+    """`enable` for JAXFABRIC_ENABLE=1, without a line of code. JAX calls it as its backend starts.
+
+    There are no devices yet: the fabric starts with the first program that has a collective.
+
+    Raises:
+        ConfigError: JAXFABRIC_ENABLE has a value it cannot have.
+    """
+    mode = config.switch_from_environment(modes=MODES)
+    if mode is None:
+        return
+    runtime.start_on_demand()
+    _install()
+    _mode.set_global(mode)
+
+
+def _prepare(mode: str) -> None:
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, MODES))}")
+    runtime.initialize()
+    _install()
+
+
+_installed = False
+
+
+def _install() -> None:
+    """Puts our rules before JAX's, for CPU devices and for good: they look at the switch."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    _compat.warn_of_untested_version()
+    rules: dict[str, Rule] = {name: partial(_lower, name, p) for name, p in PLANS.items()}
+    rules["pbroadcast_dynamic"] = _lower_dynamic_broadcast
+    taken = set()
+    for name, rule in rules.items():
+        if (primitive := _compat.lax_primitive(name)) is not None:
+            original = _compat.cpu_lowering(primitive)
+            _compat.replace_cpu_lowering(primitive, partial(_switched, name, rule, original))
+            taken.add(primitive)
+    _compat.lower_for_each_device_assignment_if(
+        taken, lambda: _mode.value is not None and not names_positions()
+    )
+    _compat.take_typed_psum_of_groups(
+        lambda x, axes, groups: psum(x, axes, axis_index_groups=groups),
+        lambda: _mode.value is not None,
+    )
+
+
+def _switched(
+    name: str, rule: Rule, original: Rule | None, ctx: Context, *args: Value, **params: Param
+) -> Any:  # noqa: ANN401
+    if _mode.value is not None:
+        try:
+            _require_manual(ctx)
+            return rule(ctx, *args, **params)
+        except LeaveToXlaError as reason:
+            note(ctx, name, _report.XLA, str(reason))
+    if original is None:
+        raise NotImplementedError(
+            f"{name} is not implemented by JAX for CPU devices; jaxfabric.enable() runs it"
+        )
+    return original(ctx, *args, **params)
+
+
+def _require_manual(ctx: Context) -> None:
+    try:
+        mesh, manual = _compat.lowering_mesh(ctx)
+    except NotImplementedError:
+        raise LeaveToXlaError("it is outside of jax.shard_map") from None
+    automatic = [a for a, size in mesh.shape.items() if a not in manual and size > 1]
+    if automatic:
+        raise LeaveToXlaError(f"the axes {automatic} of its mesh are left to the compiler")
+
+
+# --- lowering ---
+
+
+def _lower(name: str, plan_of: Rule, ctx: Context, x: Value, **params: Param) -> list[Value]:
+    aval, out = ctx.avals_in[0], ctx.avals_out[0]
+    sizes = dict(_compat.lowering_mesh(ctx)[0].shape)
+    plan = plan_of(aval, sizes, **params)
+    op = collective(plan.op)
+    try:
+        op.check_dtype(aval.dtype)
+    except TypeError as error:
+        if jnp.issubdtype(aval.dtype, jnp.complexfloating):
+            raise  # XLA could not either, and says less.
+        raise LeaveToXlaError(f"the fabric does not reduce {aval.dtype}") from error
+    if name == "ppermute" and not plan.params["pairs"]:
+        return [lower_locally(ctx, jnp.zeros_like, (x,), (aval,), out)]
+    row = aval
+    if plan.before is not None:
+        row = _compat.with_shape(aval, jax.eval_shape(plan.before, aval).shape)
+        x = lower_locally(ctx, plan.before, (x,), (aval,), row)
+    size = len(plan.groups[0]) if plan.groups else math.prod(sizes[axis] for axis in plan.axes)
+    got = _compat.with_shape(aval, (size,) * op.rows_out + row.shape[op.rows_in :])
+    inner = ctx.replace(avals_in=[row], avals_out=[got])
+    (y,) = op.lower(inner, x, axes=plan.axes, groups=plan.groups, kind="varying", **plan.params)
+    if plan.after is not None:
+        y = lower_locally(ctx, plan.after, (y,), (got,), out)
+    return [_compat.with_result_type(ctx, y)]
+
+
+def _lower_dynamic_broadcast(
+    ctx: Context, x: Value, source: Value, *, axis_name: Param
+) -> list[Value]:
+    aval, index = ctx.avals_in
+    sizes = dict(_compat.lowering_mesh(ctx)[0].shape)
+    size = math.prod(sizes[axis] for axis in as_axes(axis_name))
+    rows = _compat.with_shape(aval, (size, *aval.shape))
+    inner = ctx.replace(avals_in=[aval], avals_out=[rows])
+    op = collective("all_gather")
+    (y,) = op.lower(inner, x, axes=as_axes(axis_name), groups=None, kind="varying")
+
+    def pick(rows: jax.Array, source: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_index_in_dim(rows, source, 0, keepdims=False)
+
+    y = lower_locally(ctx, pick, (y, source), (rows, index), ctx.avals_out[0])
+    return [_compat.with_result_type(ctx, y)]
