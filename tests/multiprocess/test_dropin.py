@@ -1,0 +1,96 @@
+"""Programs written for jax.lax only, in several processes, with the switch on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+
+import pytest
+import support
+from rank_scripts import run, succeeds
+
+pytestmark = pytest.mark.timeout(180)
+
+# Not a word of jaxfabric.
+STOCK = """
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+n = jax.device_count()
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+
+@jax.jit
+@jax.shard_map(mesh=mesh, in_specs=P("i"), out_specs=(P(), P("i"), P("i")))
+def f(x):
+    return lax.psum(x, "i"), lax.ppermute(x, "i", [(k, (k + 1) % n) for k in range(n)]), 2 * x
+
+whole = np.arange(4 * n, dtype=np.float32)
+x = jax.make_array_from_callback(whole.shape, NamedSharding(mesh, P("i")), lambda at: whole[at])
+total, shifted, _ = f(x)
+np.testing.assert_array_equal(total.addressable_data(0), whole.reshape(n, 4).sum(0))
+for shard in shifted.addressable_shards:
+    np.testing.assert_array_equal(shard.data, np.roll(whole, 4)[shard.index])
+print("processes", jax.process_count(), "devices", n,
+      "calls", f.lower(x).as_text().count("custom_call @jaxfabric_"))
+print("done")
+"""
+
+
+def plugin_path(tmp_path):
+    """JAX finds the plugin by its entry point, if jaxfabric is installed; a tree has none."""
+    points = importlib.metadata.entry_points(group="jax_plugins")
+    if not any(point.value == "jaxfabric._plugin" for point in points):
+        package = tmp_path / "jax_plugins" / "jaxfabric_tree"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("from jaxfabric._plugin import initialize\n")
+    return ":".join([str(tmp_path), *sys.path])
+
+
+@pytest.mark.parametrize(
+    ("enable", "processes", "devices"), [("1", 2, 2), ("1", 1, 8), ("0", 1, 2), ("lax", 4, 1)]
+)
+def test_a_program_without_a_word_of_jaxfabric(tmp_path, enable, processes, devices):
+    script = support.write_script(tmp_path, STOCK)
+    env = {"JAXFABRIC_ENABLE": enable, "PYTHONPATH": plugin_path(tmp_path)}
+    options = ("--devices-per-process", str(devices))
+    result = support.run_job(script, processes, options=options, env=env, timeout=120)
+    succeeds(result, processes)
+    want = 0 if enable == "0" else 2
+    line = f"processes {processes} devices {processes * devices} calls {want}"
+    for rank in range(processes):
+        assert result.lines_of(rank)[-2] == line, result.explain()
+    assert not result.leftovers
+
+
+def test_a_wrong_value_of_the_variable_is_said(tmp_path):
+    script = support.write_script(tmp_path, "import jax\njax.devices()\nprint('done')")
+    env = {"JAXFABRIC_ENABLE": "maybe", "PYTHONPATH": plugin_path(tmp_path)}
+    result = support.run_job(script, 1, env=env, timeout=60)
+    assert "JAXFABRIC_ENABLE=maybe: use 0, 1 or " in result.stderr, result.explain()
+
+
+# Each half of the job has a mesh of its own, and runs the same program on it at the same time.
+DISJOINT = """
+half = jax.devices()[: n // 2] if 2 * process < jax.process_count() else jax.devices()[n // 2 :]
+mesh = jax.sharding.Mesh(np.array(half), ("i",))
+
+@jax.jit
+@jax.shard_map(in_specs=P("i"), out_specs=P("i"))
+def f(x):
+    return lax.psum(x, "i") + 0 * x
+
+value = 1.0 + half[0].id
+x = jax.make_array_from_callback(
+    (2 * len(half),), NamedSharding(mesh, P("i")), lambda at: np.full(2, value, np.float32))
+with jax.set_mesh(mesh), jaxfabric.portable():
+    for _ in range(5):
+        for shard in f(x).addressable_shards:
+            np.testing.assert_array_equal(shard.data, np.full(2, value * len(half)))
+    assert "by_position = 1" in f.lower(x).as_text()
+"""
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(4, 1), (2, 2), (4, 2)])
+def test_portable_programs_on_disjoint_meshes(tmp_path, processes, devices):
+    succeeds(run(tmp_path, DISJOINT, processes, devices), processes)
