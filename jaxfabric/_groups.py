@@ -88,3 +88,10 @@ def replica_groups(
     size = math.prod(shape[axis] for axis in axes)
     whole = np.moveaxis(positions, order, range(len(order))).reshape(size, -1).T
     return [[int(ranks[i]) for i in group] for ranks in whole for group in groups or [range(size)]]
+
+
+def canonical_axis(axis: int, ndim: int) -> int:
+    """Returns a dimension counted from the front; a negative one counts from the back."""
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"axis {axis} is out of bounds for array of dimension {ndim}")
+    return axis % ndim

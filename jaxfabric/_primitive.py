@@ -27,6 +27,7 @@ from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import ad, batching, mlir
 
 from jaxfabric import _compat, _report
+from jaxfabric._compat import i64, i64_array
 from jaxfabric._dtypes import NATIVE_DTYPES, carrier_of, pack, unpack
 from jaxfabric._groups import Axes, Groups, Split, communicator_size, replica_groups
 from jaxfabric._portable import names_positions
@@ -38,6 +39,10 @@ Param = Any  # A hashable parameter of a primitive.
 
 # Frames of jaxfabric are not the user's: errors name the line that called jaxfabric.lax.
 _compat.hide_frames(os.path.join(os.path.dirname(os.path.abspath(__file__)), ""))
+
+
+# What the first half of a call gives to the second.
+HANDLE = core.ShapedArray((), np.dtype(np.uint64))
 
 
 class BarrierEffect(core.Effect):
@@ -236,13 +241,31 @@ class Collective:
     ) -> Sequence[ir.Value]:
         """The lowering rule. Reads no more of `ctx` than a rule of another primitive has in it."""
         del kind
+        y, finish = self.start(ctx, x, axes=axes, groups=groups, halves=False, **params)
+        return [lower_with_sharding_in_types(ctx, finish(ctx, y), ctx.avals_out[0])]
+
+    def start(
+        self,
+        ctx: Context,
+        x: ir.Value,
+        *,
+        axes: Axes,
+        groups: Groups | None,
+        halves: bool = True,
+        **params: Param,
+    ) -> tuple[ir.Value, Callable[[Context, ir.Value], ir.Value]]:
+        """Emits the call, or where `halves` its first half, which does not wait.
+
+        Returns:
+            A value, and what makes the result of it, later in the program.
+        """
         (aval,), (out,) = ctx.avals_in, ctx.avals_out
         mesh, manual = _compat.lowering_mesh(ctx)
         positions = replica_groups(dict(mesh.shape), axes, groups)
         if all(len(group) == 1 for group in positions):
             if aval.shape != out.shape:
                 x = hlo.reshape(mlir.aval_to_ir_type(ctx.module_context, out), x)
-            return [lower_with_sharding_in_types(ctx, x, out)]
+            return x, lambda _, y: y
 
         concrete = not isinstance(mesh, jax.sharding.AbstractMesh)
         if concrete:
@@ -259,23 +282,30 @@ class Collective:
         if not abstract:
             ids = [device.id for device in mesh.devices.flat]
             positions = [[ids[position] for position in group] for group in positions]
-        label = _label(self.name, aval)
+        carrier = carrier_of(aval.dtype)
+        packed, got = aval.update(dtype=carrier), out.update(dtype=carrier)
+        if carrier != aval.dtype:
+            x = lower_locally(ctx, partial(pack, carrier=carrier), (x,), (aval,), packed)
+        inner = ctx.replace(avals_in=[packed], avals_out=[HANDLE if halves else got])
+        target = self.target + ("_start" if halves else "")
+        y = self._call(inner, target, x, positions, abstract, _label(self.name, aval), **params)
 
-        def call(ctx: Context, x: ir.Value) -> ir.Value:
-            return self._call(ctx, x, positions, abstract, label, **params)
+        def finish(ctx: Context, y: ir.Value) -> ir.Value:
+            if halves:
+                done = ctx.replace(avals_in=[HANDLE], avals_out=[got])
+                # Pure it could be moved before its start's operands are computed, or be dropped.
+                call = jax.ffi.build_ffi_lowering_function("jaxfabric_done", has_side_effect=True)
+                y = call(done, y).result
+            if carrier == out.dtype:
+                return y
+            return lower_locally(ctx, partial(unpack, dtype=out.dtype), (y,), (got,), out)
 
-        if (carrier := carrier_of(aval.dtype)) == aval.dtype:
-            y = call(ctx, x)
-        else:
-            packed = aval.update(dtype=carrier), out.update(dtype=carrier)
-            x = lower_locally(ctx, partial(pack, carrier=carrier), (x,), (aval,), packed[0])
-            y = call(ctx.replace(avals_in=packed[:1], avals_out=packed[1:]), x)
-            y = lower_locally(ctx, partial(unpack, dtype=out.dtype), (y,), packed[1:], out)
-        return [lower_with_sharding_in_types(ctx, y, out)]
+        return y, finish
 
     def _call(
         self,
         ctx: Context,
+        target: str,
         x: ir.Value,
         members: list[list[int]],
         by_position: bool,
@@ -295,8 +325,9 @@ class Collective:
             operands.append(hlo.partition_id())
             avals.append(core.ShapedArray((), np.dtype(np.uint32)))
         call = jax.ffi.build_ffi_lowering_function(
-            self.target,
-            has_side_effect=self.side_effect,
+            target,
+            # Two equal starts are two.
+            has_side_effect=self.side_effect or ctx.avals_out[0] is HANDLE,
             backend_config={
                 "site": i64(site),
                 "place": i64(site_hash(module, ordinal)),
@@ -346,23 +377,6 @@ _collectives: dict[str, Collective] = {}
 def collective(name: str) -> Collective:
     """Returns the collective called `name`, for rules that turn one into another."""
     return _collectives[name]
-
-
-def canonical_axis(axis: int, ndim: int) -> int:
-    """Returns a dimension counted from the front; a negative one counts from the back."""
-    if not -ndim <= axis < ndim:
-        raise ValueError(f"axis {axis} is out of bounds for array of dimension {ndim}")
-    return axis % ndim
-
-
-def i64(value: int) -> ir.Attribute:
-    """Returns an FFI attribute that the handler reads as int64."""
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), int(value))
-
-
-def i64_array(values: Sequence[int]) -> ir.Attribute:
-    """Returns an FFI attribute that the handler reads as a span of int64."""
-    return ir.DenseI64ArrayAttr.get([int(value) for value in values])
 
 
 def site_hash(*what: object) -> int:

@@ -135,6 +135,11 @@ def _install() -> None:
     _installed = True
     _compat.warn_of_untested_version()
     rules: dict[str, Rule] = {name: partial(_lower, name, p) for name, p in PLANS.items()}
+    rules |= {
+        f"{name}_start": partial(_lower, f"{name}_start", p, halves=True)
+        for name, p in PLANS.items()
+    }
+    rules |= {f"{name}_done": _lower_done for name in PLANS}
     rules["pbroadcast_dynamic"] = _lower_dynamic_broadcast
     taken = set()
     for name, rule in rules.items():
@@ -159,7 +164,8 @@ def _switched(
             _require_manual(ctx)
             return rule(ctx, *args, **params)
         except LeaveToXlaError as reason:
-            note(ctx, name, _report.XLA, str(reason))
+            if not name.endswith("_done"):  # Its start is on the report.
+                note(ctx, name, _report.XLA, str(reason))
     if original is None:
         raise NotImplementedError(
             f"{name} is not implemented by JAX for CPU devices; jaxfabric.enable() runs it"
@@ -180,8 +186,12 @@ def _require_manual(ctx: Context) -> None:
 # --- lowering ---
 
 
-def _lower(name: str, plan_of: Rule, ctx: Context, x: Value, **params: Param) -> list[Value]:
+def _lower(
+    name: str, plan_of: Rule, ctx: Context, x: Value, *, halves: bool = False, **params: Param
+) -> list[Value]:
     aval, out = ctx.avals_in[0], ctx.avals_out[0]
+    if halves:
+        out = out.inner_aval
     sizes = dict(_compat.lowering_mesh(ctx)[0].shape)
     plan = plan_of(aval, sizes, **params)
     op = collective(plan.op)
@@ -191,8 +201,6 @@ def _lower(name: str, plan_of: Rule, ctx: Context, x: Value, **params: Param) ->
         if jnp.issubdtype(aval.dtype, jnp.complexfloating):
             raise  # XLA could not either, and says less.
         raise LeaveToXlaError(f"the fabric does not reduce {aval.dtype}") from error
-    if name == "ppermute" and not plan.params["pairs"]:
-        return [lower_locally(ctx, jnp.zeros_like, (x,), (aval,), out)]
     row = aval
     if plan.before is not None:
         row = _compat.with_shape(aval, jax.eval_shape(plan.before, aval).shape)
@@ -200,10 +208,32 @@ def _lower(name: str, plan_of: Rule, ctx: Context, x: Value, **params: Param) ->
     size = len(plan.groups[0]) if plan.groups else math.prod(sizes[axis] for axis in plan.axes)
     got = _compat.with_shape(aval, (size,) * op.rows_out + row.shape[op.rows_in :])
     inner = ctx.replace(avals_in=[row], avals_out=[got])
-    (y,) = op.lower(inner, x, axes=plan.axes, groups=plan.groups, kind="varying", **plan.params)
-    if plan.after is not None:
-        y = lower_locally(ctx, plan.after, (y,), (got,), out)
-    return [_compat.with_result_type(ctx, y)]
+    empty = plan.op == "ppermute" and not plan.params["pairs"]
+    if empty:
+        y = lower_locally(ctx, jnp.zeros_like, (x,), (aval,), out)
+    else:
+        y, wait = op.start(
+            inner, x, axes=plan.axes, groups=plan.groups, halves=halves, **plan.params
+        )
+
+    def finish(ctx: Context, y: Value) -> Value:
+        if not empty:
+            y = wait(ctx, y)
+        if plan.after is not None:
+            y = lower_locally(ctx, plan.after, (y,), (got,), out)
+        return _compat.with_result_type(ctx, y, out)
+
+    if halves:
+        _compat.module_store(ctx, "started").append((y, finish))
+        return [y]
+    return [finish(ctx, y)]
+
+
+def _lower_done(ctx: Context, y: Value) -> list[Value]:
+    for started, finish in _compat.module_store(ctx, "started"):
+        if started == y:
+            return [finish(ctx, y)]
+    raise LeaveToXlaError("XLA has started it")
 
 
 def _lower_dynamic_broadcast(
@@ -221,4 +251,4 @@ def _lower_dynamic_broadcast(
         return jax.lax.dynamic_index_in_dim(rows, source, 0, keepdims=False)
 
     y = lower_locally(ctx, pick, (y, source), (rows, index), ctx.avals_out[0])
-    return [_compat.with_result_type(ctx, y)]
+    return [_compat.with_result_type(ctx, y, ctx.avals_out[0])]

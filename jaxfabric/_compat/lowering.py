@@ -8,7 +8,7 @@ threads can be set. Read in 0.10.2 and 0.12.0.1.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 
@@ -200,3 +200,17 @@ def allow_effect(effect: type) -> None:
     effects.control_flow_allowed_effects.add_type(effect)
     effects.custom_derivatives_allowed_effects.add_type(effect)
     effects.remat_allowed_effects.add_type(effect)
+
+
+def i64(value: int) -> Any:  # noqa: ANN401
+    """Returns an FFI attribute that the handler reads as int64."""
+    from jax._src.lib.mlir import ir
+
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), int(value))
+
+
+def i64_array(values: Sequence[int]) -> Any:  # noqa: ANN401
+    """Returns an FFI attribute that the handler reads as a span of int64."""
+    from jax._src.lib.mlir import ir
+
+    return ir.DenseI64ArrayAttr.get([int(value) for value in values])

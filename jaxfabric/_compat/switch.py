@@ -77,8 +77,13 @@ def with_shape(aval: Any, shape: tuple[int, ...]) -> Any:  # noqa: ANN401
     return aval.update(shape=tuple(shape), sharding=aval.sharding.update(spec=spec))
 
 
-def with_result_type(ctx: Any, y: Any) -> Any:  # noqa: ANN401
-    """The value that a lowering rule returns, with the sharding that its type has."""
+def with_result_type(ctx: Any, y: Any, aval: Any) -> Any:  # noqa: ANN401
+    """The value `y` of type `aval` that a lowering rule returns, with the sharding that it has."""
     from jax._src.interpreters.mlir import lower_with_sharding_in_types
 
-    return lower_with_sharding_in_types(ctx, y, ctx.avals_out[0])
+    return lower_with_sharding_in_types(ctx, y, aval)
+
+
+def module_store(ctx: Any, name: str) -> list[Any]:  # noqa: ANN401
+    """A list that belongs to the module being lowered, and goes with it."""
+    return ctx.module_context.cached_primitive_lowerings.setdefault(f"jaxfabric {name}", [])

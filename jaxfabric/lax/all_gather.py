@@ -9,8 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxfabric import _compat
-from jaxfabric._groups import Axes, AxisGroups, AxisName, Groups, Split, as_axes, as_groups
-from jaxfabric._primitive import Collective, Value, canonical_axis, collective
+from jaxfabric._groups import (
+    Axes,
+    AxisGroups,
+    AxisName,
+    Groups,
+    Split,
+    as_axes,
+    as_groups,
+    canonical_axis,
+)
+from jaxfabric._primitive import Collective, Value, collective
 
 
 def _over_batch(

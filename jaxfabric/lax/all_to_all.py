@@ -16,9 +16,10 @@ from jaxfabric._groups import (
     Split,
     as_axes,
     as_groups,
+    canonical_axis,
     communicator_size,
 )
-from jaxfabric._primitive import Collective, Value, canonical_axis
+from jaxfabric._primitive import Collective, Value
 
 
 def _over_batch(

@@ -17,9 +17,10 @@ from jaxfabric._groups import (
     Split,
     as_axes,
     as_groups,
+    canonical_axis,
     communicator_size,
 )
-from jaxfabric._primitive import Collective, Value, canonical_axis, collective, ir
+from jaxfabric._primitive import Collective, Value, collective, ir
 from jaxfabric.lax.all_reduce import reduce_locally
 
 

@@ -94,3 +94,40 @@ with jax.set_mesh(mesh), jaxfabric.portable():
 @pytest.mark.parametrize(("processes", "devices"), [(4, 1), (2, 2), (4, 2)])
 def test_portable_programs_on_disjoint_meshes(tmp_path, processes, devices):
     succeeds(run(tmp_path, DISJOINT, processes, devices), processes)
+
+
+HALVES = """
+from jax._src.lax import parallel
+from jaxfabric import runtime
+
+with jaxfabric.enabled():
+    ring = [(k, (k + 1) % n) for k in range(n)]
+
+    def body(carry, _):
+        started = parallel.ppermute_start(carry, "i", ring)
+        gathered = parallel.all_gather_start(carry, "i")
+        return started.done() + 0 * gathered.done().sum(0), None
+
+    f = spread(lambda x: jax.lax.scan(body, x, None, length=4)[0])
+    for size in (1, 5000, 1 << 20):
+        x = array(lambda rank: np.full(size, rank + 1.0, np.float32))
+        for _ in range(3):
+            same(f(x), lambda rank: np.full(size, (rank - 4) % n + 1.0, np.float32))
+    assert f.lower(x).as_text().count("custom_call @jaxfabric_done") == 2
+    # A rank that never starts: the one that waits is told, as for a collective in one.
+    if process == 0:
+        y = f(x)
+        try:
+            y.block_until_ready()
+        except Exception as error:
+            assert "has left and rank 0 waits for it in ppermute float32[1048576] at" in str(error)
+            print("told")
+    print("done", flush=True)
+"""
+
+
+def test_halves(tmp_path):
+    result = run(tmp_path, HALVES, 2, 1)
+    assert "told" in result.lines_of(0), result.explain()
+    assert "done" in result.lines_of(1), result.explain()
+    assert not result.leftovers

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "collective/fabric.h"
+#include "collective/started_call.h"
 
 namespace jaxfabric {
 namespace {
@@ -28,6 +29,8 @@ void SetCurrentFabric(std::shared_ptr<Fabric> fabric) {
   // Release: who compares equal to it may use the fabric it holds itself.
   current.raw.store(fabric.get(), std::memory_order_release);
   current.fabric = std::move(fabric);
+  // Their programs have failed, or will.
+  StartedCalls::Get().Clear();
 }
 
 std::shared_ptr<Fabric> CurrentFabric() {
@@ -111,6 +114,28 @@ Result<Participant*> CallSite::Bind(int64_t device, std::optional<uint32_t> part
     binding->ready[static_cast<size_t>(index)].store(participant.get(), std::memory_order_release);
   }
   return participant.get();
+}
+
+Status CallSite::Start(int64_t device, std::optional<uint32_t> partition, int64_t run_id,
+                       const Buffers& buffers, Finished finished) {
+  Participant* participant = Bound(device);
+  if (participant == nullptr) {
+    Result<Participant*> bound = Bind(device, partition, run_id, buffers);
+    if (!bound.ok()) return bound.status();
+    participant = *bound;
+  }
+  Op* op = participant->Begin(buffers, run_id);
+  // The peers get the first bytes at once.
+  op->Advance();
+  if (!op->finished()) {
+    op->on_finished = std::move(finished);
+    if (HandOff(op)) return OkStatus();
+    finished = Cancel(op);
+  }
+  const Status status = op->status();
+  participant->End(op);
+  finished(status);
+  return OkStatus();
 }
 
 bool CallSite::HandOff(Op* op) { return op->participant().fabric().TryHandOff(op); }

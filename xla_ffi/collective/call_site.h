@@ -59,6 +59,11 @@ class CallSite {
     return status;
   }
 
+  // The same, but returns at once: `finished` is called, perhaps before it returns, unless the
+  // result is an error.
+  Status Start(int64_t device, std::optional<uint32_t> partition, int64_t run_id,
+               const Buffers& buffers, Finished finished);
+
   const CallSpec& spec() const { return spec_; }
 
  private:

@@ -71,38 +71,47 @@ ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(CallSpec spec) {
   return std::make_unique<CallState>(std::move(spec));
 }
 
+void Resolve(ffi::Promise& promise, const Status& status) {
+  if (status.ok()) {
+    promise.SetAvailable();
+  } else {
+    promise.SetError(ToFfiError(status));
+  }
+}
+
+ffi::ErrorOr<Operands> DecodeOperands(const CallSpec& spec, ffi::RemainingArgs arguments) {
+  auto input = arguments.get<ffi::AnyBuffer>(0);
+  if (!input.has_value()) return ffi::Unexpected(input.error());
+  Operands operands{static_cast<const std::byte*>(input->untyped_data()), input->size_bytes(),
+                    static_cast<DType>(input->element_type()), std::nullopt};
+  if (spec.by_position) {
+    auto operand = arguments.get<ffi::BufferR0<ffi::DataType::U32>>(1);
+    if (!operand.has_value()) return ffi::Unexpected(operand.error());
+    operands.partition = *operand->typed_data();
+  }
+  return operands;
+}
+
 ExecuteResult Execute(CallState* state, ffi::RunId run_id, int32_t device,
                       ffi::RemainingArgs arguments, ffi::Result<ffi::AnyBuffer> result) {
-  auto input = arguments.get<ffi::AnyBuffer>(0);
-  if (!input.has_value()) return {input.error()};
-  std::optional<uint32_t> partition;
-  if (state->site.spec().by_position) {
-    auto operand = arguments.get<ffi::BufferR0<ffi::DataType::U32>>(1);
-    if (!operand.has_value()) return {operand.error()};
-    partition = *operand->typed_data();
-  }
-  // The buffer objects die with this call, so the raw pointers are taken here.
+  auto operands = DecodeOperands(state->site.spec(), arguments);
+  if (!operands.has_value()) return {operands.error()};
   Buffers buffers;
-  buffers.input = static_cast<const std::byte*>(input->untyped_data());
+  buffers.input = operands->input;
   buffers.output = static_cast<std::byte*>(result->untyped_data());
-  buffers.input_bytes = input->size_bytes();
+  buffers.input_bytes = operands->bytes;
   buffers.output_bytes = result->size_bytes();
-  buffers.dtype = static_cast<DType>(input->element_type());
+  buffers.dtype = operands->dtype;
 
   std::optional<ffi::Future> future;
   const auto make_finished = [&future]() -> CallSite::Finished {
     ffi::Promise promise;
     future.emplace(promise);
-    return [promise = std::move(promise)](const Status& status) mutable {
-      if (status.ok()) {
-        promise.SetAvailable();
-      } else {
-        promise.SetError(ToFfiError(status));
-      }
-    };
+    return
+        [promise = std::move(promise)](const Status& status) mutable { Resolve(promise, status); };
   };
   const Status status =
-      state->site.Execute(device, partition, run_id.run_id, buffers, make_finished);
+      state->site.Execute(device, operands->partition, run_id.run_id, buffers, make_finished);
   if (future) return {std::move(*future)};
   if (!status.ok()) return {ToFfiError(status)};
   return {};

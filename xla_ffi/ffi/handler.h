@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <variant>
 
@@ -27,6 +28,16 @@ ffi::ErrorOr<ReduceOp> DecodeReduction(const ffi::Dictionary& attributes);
 ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(CallSpec spec);
 
 ffi::Error ToFfiError(const Status& status);
+void Resolve(ffi::Promise& promise, const Status& status);
+
+// x and, for specs by position, the partition id. Pointers: the buffer objects die with the call.
+struct Operands {
+  const std::byte* input;
+  size_t bytes;
+  DType dtype;
+  std::optional<uint32_t> partition;
+};
+ffi::ErrorOr<Operands> DecodeOperands(const CallSpec& spec, ffi::RemainingArgs arguments);
 
 // The result of an execution: done, failed, or to be done by a future. Unlike ffi::Future alone it
 // costs no allocation where the collective finished on the caller's thread.

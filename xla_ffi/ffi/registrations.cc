@@ -14,6 +14,8 @@ JF_DECLARE_OP(AllToAll);
 JF_DECLARE_OP(Permute);
 JF_DECLARE_OP(Broadcast);
 JF_DECLARE_OP(Barrier);
+extern "C" XLA_FFI_Error* StartExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* DoneExecute(XLA_FFI_CallFrame*);
 
 std::span<const Registration> Registrations() {
   static constexpr Registration kTable[] = {
@@ -24,6 +26,13 @@ std::span<const Registration> Registrations() {
       {"jaxfabric_permute", PermuteInstantiate, PermuteExecute},
       {"jaxfabric_broadcast", BroadcastInstantiate, BroadcastExecute},
       {"jaxfabric_barrier", BarrierInstantiate, BarrierExecute},
+      {"jaxfabric_all_reduce_start", AllReduceInstantiate, StartExecute},
+      {"jaxfabric_all_gather_start", AllGatherInstantiate, StartExecute},
+      {"jaxfabric_reduce_scatter_start", ReduceScatterInstantiate, StartExecute},
+      {"jaxfabric_all_to_all_start", AllToAllInstantiate, StartExecute},
+      {"jaxfabric_permute_start", PermuteInstantiate, StartExecute},
+      {"jaxfabric_broadcast_start", BroadcastInstantiate, StartExecute},
+      {"jaxfabric_done", nullptr, DoneExecute},
   };
   return kTable;
 }

@@ -9,7 +9,7 @@ namespace jaxfabric {
 
 struct Registration {
   const char* target;
-  XLA_FFI_Handler* instantiate;
+  XLA_FFI_Handler* instantiate;  // null: the handler has no state
   XLA_FFI_Handler* execute;
 };
 

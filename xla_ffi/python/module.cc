@@ -47,7 +47,9 @@ nb::dict HandlerTable() {
   nb::dict table;
   for (const Registration& registration : Registrations()) {
     nb::dict stages;
-    stages["instantiate"] = HandlerCapsule(registration.instantiate);
+    if (registration.instantiate) {
+      stages["instantiate"] = HandlerCapsule(registration.instantiate);
+    }
     stages["execute"] = HandlerCapsule(registration.execute);
     table[registration.target] = stages;
   }

@@ -20,8 +20,14 @@ Directory::Announcement Announce(uint64_t key, uint32_t position, uint32_t size 
 TEST(DirectoryTest, IsCompleteWhenEveryMemberIsThere) {
   Directory directory;
   EXPECT_FALSE(directory.Complete(9).has_value());
-  directory.Add(Announce(9, 2));
-  directory.Add(Announce(9, 0));
+  EXPECT_FALSE(directory.Add(Announce(9, 2)));
+  EXPECT_FALSE(directory.Add(Announce(9, 0)));
+  // Again is nothing; another rank at that position is.
+  EXPECT_FALSE(directory.Add(Announce(9, 0)));
+  Directory::Announcement stranger = Announce(9, 0);
+  stranger.member.rank += 1000;
+  EXPECT_EQ(directory.Add(stranger)->rank, stranger.member.rank - 1000);
+  EXPECT_TRUE(directory.Add(Announce(9, 0)));
   EXPECT_FALSE(directory.Complete(9).has_value());
   EXPECT_FALSE(directory.Find(9, 1).has_value());
   EXPECT_FALSE(directory.Find(9, 3).has_value());
