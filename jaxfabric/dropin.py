@@ -9,8 +9,9 @@ lists it with the reason.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,9 @@ import jax.numpy as jnp
 
 from jaxfabric import _compat, _report, config, runtime
 from jaxfabric._groups import as_axes
-from jaxfabric._plans import PLANS, LeaveToXlaError, Rule
+from jaxfabric._plans import PLANS, LeaveToXlaError, Plan, Rule, Sizes
 from jaxfabric._portable import names_positions, portable
-from jaxfabric._primitive import Context, Param, Value, collective, lower_locally, note
+from jaxfabric._primitive import Aval, Context, Param, Value, collective, lower_locally, note
 from jaxfabric.lax.all_reduce import psum
 
 MODES = ("lax",)
@@ -140,6 +141,9 @@ def _install() -> None:
         for name, p in PLANS.items()
     }
     rules |= {f"{name}_done": _lower_done for name in PLANS}
+    # One-sided for JAX; here all ranks of a program do both, and a token is a started ppermute.
+    rules["psend"] = partial(_lower, "psend", PLANS["ppermute"], halves=True)
+    rules["precv"] = _lower_receive
     rules["pbroadcast_dynamic"] = _lower_dynamic_broadcast
     taken = set()
     for name, rule in rules.items():
@@ -191,8 +195,9 @@ def _lower(
 ) -> list[Value]:
     aval, out = ctx.avals_in[0], ctx.avals_out[0]
     if halves:
-        out = out.inner_aval
-    sizes = dict(_compat.lowering_mesh(ctx)[0].shape)
+        # What a psend gives is a token, which knows no type.
+        out = aval if name == "psend" else out.inner_aval
+    sizes = _sizes(ctx)
     plan = plan_of(aval, sizes, **params)
     op = collective(plan.op)
     try:
@@ -224,23 +229,53 @@ def _lower(
         return _compat.with_result_type(ctx, y, out)
 
     if halves:
-        _compat.module_store(ctx, "started").append((y, finish))
+        _compat.module_store(ctx, "started").append(_Started(y, finish, plan, out))
         return [y]
     return [finish(ctx, y)]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Started:
+    value: Value
+    finish: Callable[[Context, Value], Value]
+    plan: Plan
+    out: Aval
+
+
+def _started(ctx: Context, value: Value) -> _Started | None:
+    calls = _compat.module_store(ctx, "started")
+    return next((call for call in calls if call.value == value), None)
+
+
 def _lower_done(ctx: Context, y: Value) -> list[Value]:
-    for started, finish in _compat.module_store(ctx, "started"):
-        if started == y:
-            return [finish(ctx, y)]
-    raise LeaveToXlaError("XLA has started it")
+    if (call := _started(ctx, y)) is None:
+        raise LeaveToXlaError("XLA has started it")
+    return [call.finish(ctx, y)]
+
+
+def _lower_receive(
+    ctx: Context, token: Value, *, out_shape: Aval, axis_name: Param, perm: Param
+) -> list[Value]:
+    call = _started(ctx, token)
+    if call is None:
+        raise ValueError("precv needs the token of a psend of the same program, outside of loops")
+    plan = PLANS["ppermute"](call.out, _sizes(ctx), axis_name=axis_name, perm=perm)
+    if (plan.axes, plan.params) != (call.plan.axes, call.plan.params):
+        raise ValueError(f"precv over {axis_name} with {perm=} gets the token of another psend")
+    if (out_shape.shape, out_shape.dtype) != (call.out.shape, call.out.dtype):
+        raise ValueError(f"precv of {out_shape} gets the token of a psend of {call.out}")
+    return [call.finish(ctx, token)]
+
+
+def _sizes(ctx: Context) -> Sizes:
+    return dict(_compat.lowering_mesh(ctx)[0].shape)
 
 
 def _lower_dynamic_broadcast(
     ctx: Context, x: Value, source: Value, *, axis_name: Param
 ) -> list[Value]:
     aval, index = ctx.avals_in
-    sizes = dict(_compat.lowering_mesh(ctx)[0].shape)
+    sizes = _sizes(ctx)
     size = math.prod(sizes[axis] for axis in as_axes(axis_name))
     rows = _compat.with_shape(aval, (size, *aval.shape))
     inner = ctx.replace(avals_in=[aval], avals_out=[rows])

@@ -101,3 +101,35 @@ def test_a_start_left_to_xla_is_waited_for_by_xla():
     assert "jaxfabric" not in text
     entry = jaxfabric.report().entries[-1]
     assert (entry.runner, entry.reason) == ("XLA", "the fabric does not reduce int4")
+
+
+def test_send_and_receive():
+    """On a CPU only here: JAX has them for GPUs."""
+    pairs = [(0, 1), (1, 3)]
+    like = jax.ShapeDtypeStruct((8, 3), np.float32)
+
+    def f(x):
+        token = parallel.psend(x, "j", pairs)
+        y = jnp.sin(x)  # Meanwhile.
+        return parallel.precv(token, like, "j", pairs) + 0 * y
+
+    with jaxfabric.enabled():
+        got, text = run(f, check_vma=False)
+    want, _ = run(lambda x: lax.ppermute(x, "j", pairs))
+    np.testing.assert_array_equal(got, want)
+    assert text.count("custom_call @jaxfabric_permute_start") == 1
+    with pytest.raises(NotImplementedError, match="psend"):
+        run(f, check_vma=False)
+
+    def other(x):
+        return parallel.precv(parallel.psend(x, "j", pairs), like, "j", [(0, 2)])
+
+    with jaxfabric.enabled(), pytest.raises(ValueError, match="the token of another psend"):
+        run(other, check_vma=False)
+    with jaxfabric.enabled(), pytest.raises(ValueError, match="gets the token of a psend of"):
+        run(
+            lambda x: parallel.precv(
+                parallel.psend(x, "j", pairs), jax.ShapeDtypeStruct((2,), np.float32), "j", pairs
+            ),
+            check_vma=False,
+        )

@@ -30,6 +30,11 @@ std::optional<Status> StartedCall::Wait(std::byte* destination,
   return status_;
 }
 
+bool StartedCall::ended() {
+  std::lock_guard lock(mutex_);
+  return status_.has_value();
+}
+
 StartedCalls& StartedCalls::Get() {
   static StartedCalls calls;
   return calls;
@@ -49,6 +54,9 @@ StartedCalls::Made StartedCalls::Make(size_t input_bytes, size_t output_bytes) {
     call = std::make_shared<StartedCall>();
     call->input_.resize(input_bytes);
     call->output_.resize(output_bytes);
+  }
+  if (calls_.size() >= kMostStarted && calls_.begin()->second->ended()) {
+    calls_.erase(calls_.begin());
   }
   calls_.emplace(++last_, call);
   return {last_, std::move(call)};

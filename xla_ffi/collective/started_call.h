@@ -37,6 +37,8 @@ class StartedCall {
 
   std::vector<std::byte> input_;
   std::vector<std::byte> output_;
+  bool ended();
+
   std::mutex mutex_;
   std::optional<Status> status_;
   std::byte* destination_ = nullptr;
@@ -62,6 +64,9 @@ class StartedCalls {
 
  private:
   static constexpr size_t kKept = 8;
+  // Beyond these, calls that have ended and that nobody waits for are forgotten: their programs
+  // have failed, or never will.
+  static constexpr size_t kMostStarted = 1024;
   std::mutex mutex_;
   uint64_t last_ = 0;
   std::map<uint64_t, std::shared_ptr<StartedCall>> calls_;

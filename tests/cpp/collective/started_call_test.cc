@@ -43,6 +43,19 @@ TEST(StartedCallTest, GivesTheResultToWhoWaits) {
   }
 }
 
+TEST(StartedCallTest, ThoseThatNobodyWaitsForAreForgotten) {
+  StartedCalls::Get().Clear();
+  const auto first = StartedCalls::Get().Make(8, 8);
+  first.call->Finish(OkStatus());
+  const auto second = StartedCalls::Get().Make(8, 8);
+  for (int i = 0; i < 3000; ++i) StartedCalls::Get().Make(8, 8).call->Finish(OkStatus());
+  EXPECT_EQ(StartedCalls::Get().Take(first.number), nullptr);
+  // This one is under way.
+  EXPECT_EQ(StartedCalls::Get().Take(second.number), second.call);
+  second.call->Finish(OkStatus());
+  StartedCalls::Get().Clear();
+}
+
 TEST(StartedCallTest, MemoryIsUsedAgain) {
   StartedCalls::Get().Clear();
   const auto first = StartedCalls::Get().Make(100, 200);
