@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 # --- jax.distributed ---
@@ -294,3 +294,80 @@ def allow_effect(effect: type) -> None:
 
 
 # --- end of tracing and lowering ---
+
+
+# --- compiled programs ---
+# jax.extend.xla's module transformations, which are announced but without a promise; jaxlib._hlo,
+# which reads HLO; and jax._src.cache_key.custom_hook, which the cache calls and anybody may
+# replace. Read in 0.10.2 and 0.12.0.1.
+
+Hlo = Any
+_cache_key_parts: list[str] = []
+
+
+def register_hlo_transformation(name: str, callback: Callable[[bytes], bytes | None]) -> None:
+    """Passes every module compiled for CPU devices through `callback`, just before scheduling."""
+    from jax.extend import xla
+
+    # Here is all that XLA inserts, and copies are in place: what is put in must not return an
+    # operand as its result.
+    stage = xla.PipelineStage.PRE_SCHEDULER
+    xla.register_hlo_module_transformation(callback, name=name, stage=stage, platforms="cpu")
+
+
+def clear_hlo_transformation(name: str) -> None:
+    """Ends what `register_hlo_transformation` began."""
+    from jax.extend import xla
+
+    stage = xla.PipelineStage.PRE_SCHEDULER
+    xla.clear_hlo_module_transformation(name, stage=stage, platforms="cpu")
+
+
+def parse_hlo(data: bytes) -> Hlo:
+    """Reads a serialized HloModuleProto.
+
+    Returns an object with `computations()`; these have a `name` and `instructions()`, and these a
+    `name`, `operands()` and `to_string()`.
+    """
+    from jaxlib import _hlo
+
+    return _hlo.HloModule.from_serialized_hlo_module_proto(data)
+
+
+def hlo_from_text(text: str) -> bytes:
+    """Returns HLO text as a serialized HloModuleProto."""
+    from jaxlib import _hlo
+
+    return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+
+
+def add_to_cache_key(part: str) -> None:
+    """Makes `part` a part of the persistent compilation cache's key, beside what others add."""
+    from jax._src import cache_key
+
+    if part not in _cache_key_parts:
+        _cache_key_parts.append(part)
+    previous = cache_key.custom_hook
+    if getattr(previous, "jaxfabric", False):
+        return
+
+    def custom_hook() -> str:
+        return previous() + "".join(_cache_key_parts)
+
+    custom_hook.jaxfabric = True  # type: ignore[attr-defined]
+    custom_hook.previous = previous  # type: ignore[attr-defined]
+    cache_key.custom_hook = custom_hook
+
+
+def remove_from_cache_key(part: str) -> None:
+    """Takes back `add_to_cache_key`."""
+    from jax._src import cache_key
+
+    _cache_key_parts.remove(part)
+    hook = cache_key.custom_hook
+    # Somebody may have put a hook around this one, which then stays and adds nothing.
+    if not _cache_key_parts and getattr(hook, "jaxfabric", False):
+        cache_key.custom_hook = hook.previous  # type: ignore[attr-defined]
+
+
+# --- end of compiled programs ---

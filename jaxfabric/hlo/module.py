@@ -1,0 +1,193 @@
+"""An HLO module that is edited in place: bytes in, bytes out, and only what changes is decoded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from jaxfabric.hlo.wire import BYTES, Field, Message, fields
+
+# Field numbers of xla/service/hlo.proto and xla/xla_data.proto.
+MODULE_NAME, MODULE_COMPUTATIONS = 1, 3
+MODULE_DEVICE_ASSIGNMENT, MODULE_STACK_FRAMES = 15, 17
+COMPUTATION_NAME, COMPUTATION_INSTRUCTIONS, COMPUTATION_ID, COMPUTATION_ROOT = 1, 2, 5, 6
+NAME, OPCODE, METADATA, ID = 1, 2, 7, 35
+OPERANDS, CONTROL_PREDECESSORS, CALLED, FRONTEND_ATTRIBUTES = 36, 37, 38, 68
+METADATA_OP_NAME, METADATA_FILE, METADATA_LINE, METADATA_FRAME = 2, 3, 4, 15
+FRAMES_FILES, FRAMES_LOCATIONS, FRAMES_FRAMES = 1, 3, 4
+LOCATION_FILE, LOCATION_LINE, FRAME_LOCATION = 1, 3, 1
+ASSIGNMENT_REPLICAS, ASSIGNMENT_COMPUTATIONS = 1, 3
+
+
+def opcode_of(instruction: bytes) -> str:
+    """The opcode of an encoded instruction, without decoding what is behind it."""
+    for number, _, value in fields(instruction):
+        if number == OPCODE and isinstance(value, bytes):
+            return value.decode()
+    return ""
+
+
+class Module:
+    """A serialized HloModuleProto.
+
+    Attributes:
+        name: the module's name.
+        computations: its computations, each with its instructions still encoded.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._message = Message(data)
+        self.name = self._message.text(MODULE_NAME)
+        self.computations = [Computation(c) for c in self._message.messages(MODULE_COMPUTATIONS)]
+        self._by_id = {c.id: c for c in self.computations}
+
+    def __bytes__(self) -> bytes:
+        encoded = iter(self.computations)
+        self._message.content = [
+            (number, kind, bytes(next(encoded)) if number == MODULE_COMPUTATIONS else value)
+            for number, kind, value in self._message.content
+        ]
+        return bytes(self._message)
+
+    def device_ids(self) -> list[int] | None:
+        """The devices in the order of partitions; None if the module does not say.
+
+        Raises:
+            ValueError: the program has replicas, which are not partitions.
+        """
+        assignment = Message(self._message.bytes_of(MODULE_DEVICE_ASSIGNMENT))
+        if not assignment.content:
+            return None
+        if (replicas := assignment.number(ASSIGNMENT_REPLICAS)) != 1:
+            raise ValueError(f"a program with {replicas} replicas")
+        partitions = assignment.messages(ASSIGNMENT_COMPUTATIONS)
+        return [partition.integers(ASSIGNMENT_REPLICAS)[0] for partition in partitions]
+
+    def reduction(self, instruction: Message) -> str:
+        """The opcode that the computation of an all-reduce or reduce-scatter applies.
+
+        Returns "" unless it is one operation on the computation's two parameters.
+        """
+        called = instruction.integers(CALLED)
+        if len(called) != 1 or called[0] not in self._by_id:
+            return ""
+        computation = self._by_id[called[0]]
+        body = [Message(raw) for raw in computation.instructions()]
+        if len(body) != 3:
+            return ""
+        (root,) = (m for m in body if m.number(ID) == computation.root)
+        parameters = {m.number(ID) for m in body if m.text(OPCODE) == "parameter"}
+        if len(parameters) != 2 or set(root.integers(OPERANDS)) != parameters:
+            return ""
+        return root.text(OPCODE)
+
+    def source(self, instruction: Message) -> str:
+        """ "train.py:42", or the name of the JAX operation where no line is known."""
+        metadata = Message(instruction.bytes_of(METADATA))
+        file, line = metadata.text(METADATA_FILE), metadata.number(METADATA_LINE)
+        if not file and (frame := metadata.number(METADATA_FRAME)):
+            # Identifiers count from one.
+            index = Message(self._message.bytes_of(MODULE_STACK_FRAMES))
+            try:
+                found = index.messages(FRAMES_FRAMES)[frame - 1].number(FRAME_LOCATION)
+                location = index.messages(FRAMES_LOCATIONS)[found - 1]
+                files = index.all(FRAMES_FILES)
+                name = files[location.number(LOCATION_FILE) - 1]
+            except IndexError:
+                name = b""
+            if isinstance(name, bytes) and name:
+                file, line = name.decode("utf-8", "replace"), location.number(LOCATION_LINE)
+        if file:
+            return f"{os.path.basename(file)}:{line}"
+        return metadata.text(METADATA_OP_NAME) or "unknown source"
+
+    def unused_name(self, name: str) -> str:
+        """A name made of `name` that no instruction has."""
+        number = 0
+        while f"{name}.fabric{number or ''}".encode() in self._data:
+            number += 1
+        return f"{name}.fabric{number or ''}"
+
+
+class Computation:
+    """A computation of a module.
+
+    Attributes:
+        message: its fields.
+        id: its number in the module.
+        name: its name.
+        root: the number of the instruction whose result it returns.
+    """
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.id = message.number(COMPUTATION_ID)
+        self.name = message.text(COMPUTATION_NAME)
+        self.root = message.number(COMPUTATION_ROOT)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self.message)
+
+    def instructions(self) -> Iterator[bytes]:
+        """The encoded instructions in order."""
+        for value in self.message.all(COMPUTATION_INSTRUCTIONS):
+            if isinstance(value, bytes):
+                yield value
+
+    def next_id(self) -> int:
+        """A number that no instruction has, nor the ones behind it."""
+        ids = [v for raw in self.instructions() for n, _, v in fields(raw) if n == ID]
+        return max(i for i in ids if isinstance(i, int)) + 1
+
+    def replace(self, fragments: dict[int, bytes], module: Module) -> None:
+        """Puts the entry computation of each fragment in the place of an instruction.
+
+        Args:
+            fragments: serialized modules, by the index of the instruction that they replace. Their
+                parameters stand for its operands, and their root takes its number and name.
+            module: the module that this computation is part of.
+        """
+        next_id = self.next_id()
+        content: list[Field] = []
+        index = -1
+        for number, kind, value in self.message.content:
+            index += number == COMPUTATION_INSTRUCTIONS
+            if number != COMPUTATION_INSTRUCTIONS or index not in fragments:
+                content.append((number, kind, value))
+                continue
+            assert isinstance(value, bytes)
+            original = Message(value)
+            prefix = module.unused_name(original.text(NAME))
+            new = _renumbered(fragments[index], original, next_id, prefix)
+            next_id += len(new)
+            content += [(number, BYTES, bytes(instruction)) for instruction in new]
+        self.message.content = content
+
+
+def _renumbered(fragment: bytes, original: Message, first_id: int, prefix: str) -> list[Message]:
+    (computation,) = Module(fragment).computations
+    operands = original.integers(OPERANDS)
+    numbers: dict[int, int] = {}
+    out: list[Message] = []
+    for raw in computation.instructions():
+        instruction = Message(raw)
+        old = instruction.number(ID)
+        if instruction.text(OPCODE) == "parameter":
+            numbers[old] = operands[int(instruction.text(NAME)[1:])]
+            continue
+        root = old == computation.root
+        numbers[old] = original.number(ID) if root else first_id + len(out)
+        name = original.text(NAME) if root else f"{prefix}.{len(out)}"
+        instruction.set(NAME, name.encode())
+        instruction.set(ID, numbers[old])
+        instruction.set_integers(OPERANDS, (numbers[i] for i in instruction.integers(OPERANDS)))
+        # Whatever had to come before the collective comes before all that replaces it. What had to
+        # come after it depends on the root.
+        instruction.set_integers(CONTROL_PREDECESSORS, original.integers(CONTROL_PREDECESSORS))
+        instruction.set(METADATA, original.bytes_of(METADATA) or None)
+        if instruction.text(OPCODE) == "custom-call":
+            attributes = original.bytes_of(FRONTEND_ATTRIBUTES)
+            instruction.set(FRONTEND_ATTRIBUTES, attributes or None)
+        out.append(instruction)
+    return out
