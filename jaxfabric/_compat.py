@@ -302,7 +302,6 @@ def allow_effect(effect: type) -> None:
 # replace. Read in 0.10.2 and 0.12.0.1.
 
 Hlo = Any
-_cache_key_parts: list[str] = []
 
 
 def register_hlo_transformation(name: str, callback: Callable[[bytes], bytes | None]) -> None:
@@ -329,45 +328,40 @@ def parse_hlo(data: bytes) -> Hlo:
     Returns an object with `computations()`; these have a `name` and `instructions()`, and these a
     `name`, `operands()` and `to_string()`.
     """
-    from jaxlib import _hlo
+    from jaxlib import _hlo  # type: ignore[attr-defined]
 
     return _hlo.HloModule.from_serialized_hlo_module_proto(data)
 
 
 def hlo_from_text(text: str) -> bytes:
     """Returns HLO text as a serialized HloModuleProto."""
-    from jaxlib import _hlo
+    from jaxlib import _hlo  # type: ignore[attr-defined]
 
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
-def add_to_cache_key(part: str) -> None:
-    """Makes `part` a part of the persistent compilation cache's key, beside what others add."""
+def extend_cache_key(part: Callable[[], str]) -> Callable[[], None]:
+    """Adds what `part` returns to the persistent compilation cache's keys, beside what others add.
+
+    Returns a function that takes it back.
+    """
     from jax._src import cache_key
 
-    if part not in _cache_key_parts:
-        _cache_key_parts.append(part)
     previous = cache_key.custom_hook
-    if getattr(previous, "jaxfabric", False):
-        return
+    wanted = True
 
     def custom_hook() -> str:
-        return previous() + "".join(_cache_key_parts)
+        return previous() + (part() if wanted else "")
 
-    custom_hook.jaxfabric = True  # type: ignore[attr-defined]
-    custom_hook.previous = previous  # type: ignore[attr-defined]
+    def undo() -> None:
+        nonlocal wanted
+        # Somebody may have put a hook around this one, which then stays and adds nothing.
+        wanted = False
+        if cache_key.custom_hook is custom_hook:
+            cache_key.custom_hook = previous
+
     cache_key.custom_hook = custom_hook
-
-
-def remove_from_cache_key(part: str) -> None:
-    """Takes back `add_to_cache_key`."""
-    from jax._src import cache_key
-
-    _cache_key_parts.remove(part)
-    hook = cache_key.custom_hook
-    # Somebody may have put a hook around this one, which then stays and adds nothing.
-    if not _cache_key_parts and getattr(hook, "jaxfabric", False):
-        cache_key.custom_hook = hook.previous  # type: ignore[attr-defined]
+    return undo
 
 
 # --- end of compiled programs ---

@@ -1,8 +1,8 @@
 """Whole-program mode: the collectives of compiled programs, wherever they come from.
 
 `jaxfabric.lax` and its drop-in replacement of `jax.lax` see the collectives that a program calls.
-Many programs call none: `jit` partitions them, and XLA's partitioner inserts the collectives. Here a
-pass over the compiled program replaces those, and what else reaches XLA, by calls of the fabric.
+Many programs call none: `jit` partitions them, and XLA's partitioner inserts the collectives. Here
+a pass over the compiled program replaces those, and what else reaches XLA, by calls of the fabric.
 What the fabric does not have is left to XLA, with a reason that `records` returns.
 
 All that happens for the whole process, and in programs compiled from then on: what JAX has compiled
@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import logging
 import threading
+from collections.abc import Callable
 
 from jaxfabric import _compat, runtime
 from jaxfabric.hlo.transformation import Record, Result, has_collectives, transform
@@ -29,6 +30,7 @@ _VERSION = 1
 _records: collections.deque[Record] = collections.deque(maxlen=10_000)
 _lock = threading.Lock()
 _installed = False
+_undo_cache_key: Callable[[], None] | None = None
 _process_of_device: dict[int, int] = {}
 
 
@@ -44,14 +46,14 @@ def install() -> None:
     import jax
 
     runtime.ensure_ready()
-    global _installed
+    global _installed, _undo_cache_key
     with _lock:
         if _installed:
             return
         _process_of_device.clear()
         _process_of_device.update({d.id: d.process_index for d in jax.devices("cpu")})
         _compat.register_hlo_transformation(_NAME, _callback)
-        _compat.add_to_cache_key(f"{_NAME}-{_VERSION}")
+        _undo_cache_key = _compat.extend_cache_key(_cache_key)
         _installed = True
 
 
@@ -62,7 +64,8 @@ def uninstall() -> None:
         if not _installed:
             return
         _compat.clear_hlo_transformation(_NAME)
-        _compat.remove_from_cache_key(f"{_NAME}-{_VERSION}")
+        if _undo_cache_key is not None:
+            _undo_cache_key()
         _installed = False
 
 
@@ -84,21 +87,32 @@ def clear_records() -> None:
     _records.clear()
 
 
+def _cache_key() -> str:
+    # Without a fabric programs are those of XLA.
+    return f"{_NAME}-{_VERSION}" if runtime.is_initialized() else ""
+
+
 def _callback(data: bytes) -> bytes | None:
     """XLA calls it while it compiles, on any thread; an exception would be a failed compilation."""
     if not has_collectives(data):
         return None
+    if not runtime.is_initialized():
+        _leave("jaxfabric was shut down")
+        return None
     try:
-        if not runtime.is_initialized():
-            raise RuntimeError("jaxfabric is not initialized")
         result = transform(data)
         _announce(result)
-    except Exception as error:  # noqa: BLE001
-        logger.warning("A program is left to XLA: %s", error, exc_info=True)
-        _records.append(Record("unknown", "module", "unknown source", 0, False, str(error)))
+    except Exception as error:
+        logger.debug("The pass over a program failed", exc_info=True)
+        _leave(f"{type(error).__name__}: {error}")
         return None
     _records.extend(result.records)
     return result.data
+
+
+def _leave(reason: str) -> None:
+    logger.warning("All collectives of a program are left to XLA: %s", reason)
+    _records.append(Record("unknown", "module", "unknown source", 0, False, reason))
 
 
 def _announce(result: Result) -> None:

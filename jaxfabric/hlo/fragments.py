@@ -96,6 +96,17 @@ def elementwise(
     return out
 
 
+def copies(fragment: Fragment, results: Sequence[Shape]) -> list[tuple[str, Shape]]:
+    """Every collective of a rank with itself."""
+    out = []
+    for (name, have), want in zip(fragment.operands, results, strict=True):
+        if have.dims != want.dims or have.type != want.type:
+            raise UnsupportedError(f"a result {want} for an operand {have} of one rank")
+        # Not the operand itself: XLA has decided already which buffers are one.
+        out.append((fragment.add("copy", name, shape=want), want))
+    return out
+
+
 def all_gather(
     fragment: Fragment, results: Sequence[Shape], dim: int, size: int
 ) -> list[tuple[str, Shape]]:
@@ -114,7 +125,7 @@ def all_gather(
 def reduce_scatter(
     fragment: Fragment, results: Sequence[Shape], dim: int, size: int, reduction: str
 ) -> list[tuple[str, Shape]]:
-    """Reduces each operand and leaves this rank its part of `dim`, which is `size` times shorter."""
+    """Reduces each operand and leaves each rank its part of `dim`, `size` times shorter."""
     out = []
     for (name, have), want in zip(fragment.operands, results, strict=True):
         _check_split(have, want, dim, size)

@@ -57,7 +57,7 @@ def parse_groups(text: str) -> Groups:
             return [_ints(group) for group in re.findall(r"\{([\d,]*)\}", text[1:-1])]
         if match := _MESH.fullmatch(text):
             return _mesh_groups(*match.groups())
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, KeyError) as error:
         raise UnknownGroupsError(f"groups {text}: {error}") from error
     raise UnknownGroupsError(f"groups {text}")
 

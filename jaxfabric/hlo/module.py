@@ -82,25 +82,44 @@ class Module:
             return ""
         return root.text(OPCODE)
 
+    def asynchronous(self) -> set[int]:
+        """The computations that run beside others, wrapped in asynchronous instructions."""
+        if b"async-start" not in self._data:
+            return set()
+        return {
+            called
+            for computation in self.computations
+            for raw in computation.instructions()
+            if opcode_of(raw).startswith("async-")
+            for called in Message(raw).integers(CALLED)
+        }
+
     def source(self, instruction: Message) -> str:
-        """ "train.py:42", or the name of the JAX operation where no line is known."""
+        """The line of the program that an instruction comes from: "train.py:42", or ""."""
         metadata = Message(instruction.bytes_of(METADATA))
         file, line = metadata.text(METADATA_FILE), metadata.number(METADATA_LINE)
-        if not file and (frame := metadata.number(METADATA_FRAME)):
-            # Identifiers count from one.
-            index = Message(self._message.bytes_of(MODULE_STACK_FRAMES))
-            try:
-                found = index.messages(FRAMES_FRAMES)[frame - 1].number(FRAME_LOCATION)
-                location = index.messages(FRAMES_LOCATIONS)[found - 1]
-                files = index.all(FRAMES_FILES)
-                name = files[location.number(LOCATION_FILE) - 1]
-            except IndexError:
-                name = b""
-            if isinstance(name, bytes) and name:
-                file, line = name.decode("utf-8", "replace"), location.number(LOCATION_LINE)
         if file:
             return f"{os.path.basename(file)}:{line}"
-        return metadata.text(METADATA_OP_NAME) or "unknown source"
+        return self.source_of_frame(metadata.number(METADATA_FRAME))
+
+    def source_of_frame(self, frame: int) -> str:
+        """The line of a stack frame; "" for one that is not there."""
+        if not frame:
+            return ""
+        index = Message(self._message.bytes_of(MODULE_STACK_FRAMES))
+        try:
+            # They count from one.
+            found = index.messages(FRAMES_FRAMES)[frame - 1].number(FRAME_LOCATION)
+            location = index.messages(FRAMES_LOCATIONS)[found - 1]
+            file = index.all(FRAMES_FILES)[location.number(LOCATION_FILE) - 1]
+        except IndexError:
+            return ""
+        name = file.decode("utf-8", "replace") if isinstance(file, bytes) else ""
+        return f"{os.path.basename(name)}:{location.number(LOCATION_LINE)}"
+
+    def operation(self, instruction: Message) -> str:
+        """JAX's name of the operation or argument that an instruction comes from, or ""."""
+        return Message(instruction.bytes_of(METADATA)).text(METADATA_OP_NAME)
 
     def unused_name(self, name: str) -> str:
         """A name made of `name` that no instruction has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -49,7 +50,7 @@ class Record:
     Attributes:
         module: the program's name, such as "jit_step".
         op: the HLO operation, such as "all-reduce".
-        source: "train.py:42", the name of the JAX operation, or "unknown source".
+        source: "train.py:42", the name of the JAX operation or argument, or "unknown source".
         bytes: size of the operands on one rank; 0 where it is not known.
         taken: whether it runs on the fabric.
         reason: why not, otherwise empty.
@@ -109,6 +110,7 @@ class _Transformation:
         except ValueError as error:
             replicas = str(error)
         lines = {c.name: c for c in self._parsed.computations()}
+        asynchronous = self._module.asynchronous()
         changed = False
         for computation in self._module.computations:
             found = [
@@ -118,10 +120,11 @@ class _Transformation:
             ]
             if not found:
                 continue
+            reason = "an asynchronous form" if computation.id in asynchronous else replicas
             texts = {i.name: i for i in lines[computation.name].instructions()}
             new: dict[int, bytes] = {}
             for index, message in found:
-                fragment = self._replacement(message, texts[message.text(NAME)], replicas)
+                fragment = self._replacement(message, texts[message.text(NAME)], reason)
                 if fragment is not None:
                     new[index] = fragment
             if new:
@@ -135,7 +138,7 @@ class _Transformation:
     def _replacement(self, message: Message, hlo: _compat.Hlo, reason: str) -> bytes | None:
         """Returns the serialized fragment for one collective, or None, and records it."""
         opcode = message.text(OPCODE)
-        source = self._module.source(message)
+        source = self._source(message, hlo)
         ordinal = self._ordinal
         self._ordinal += 1
         size = 0
@@ -158,6 +161,16 @@ class _Transformation:
         self._result.records.append(record)
         return fragment
 
+    def _source(self, message: Message, hlo: _compat.Hlo) -> str:
+        if line := self._module.source(message):
+            return line
+        # What the partitioner inserts may carry the name of an argument only: its use has a line.
+        for user in hlo.users():
+            frame = re.search(r"stack_frame_id=(\d+)", user.to_string())
+            if frame and (line := self._module.source_of_frame(int(frame[1]))):
+                return line
+        return self._module.operation(message) or "unknown source"
+
     def _fragment(
         self,
         message: Message,
@@ -168,6 +181,8 @@ class _Transformation:
     ) -> str:
         opcode, own = instruction.opcode, instruction.attributes
         emit = _EMITTERS.get(opcode)
+        if opcode.endswith("-start"):
+            raise UnsupportedError("an asynchronous form")
         if emit is None:
             raise UnsupportedError(f"{opcode} has no counterpart")
         if "channel_id" not in own:
@@ -201,6 +216,8 @@ class _Transformation:
 
         fragment = Fragment(operands, describe, ids is None)
         reduction = self._reduction(message, opcode, operands)
+        if all(len(group) == 1 for group in groups):
+            emit = _alone
         results = emit(fragment, instruction, groups, reduction)
         return fragment.finish(results, instruction.is_tuple)
 
@@ -218,8 +235,6 @@ class _Transformation:
         if members != list(range(len(members) if ids is None else len(ids))):
             raise UnsupportedError("its groups do not cover all partitions once")
         sizes = set(map(len, groups))
-        if sizes == {1}:
-            raise UnsupportedError("groups of one rank")
         if len(sizes) > 1 and opcode != "all-reduce":
             raise UnsupportedError("groups of different sizes")
         return groups
@@ -294,6 +309,13 @@ def _permute(
     del groups, reduction
     call = partial(fragments.elementwise, "collective-permute", "jaxfabric_permute")
     return call(fragment, instruction.results)
+
+
+def _alone(
+    fragment: Fragment, instruction: Instruction, groups: Groups, reduction: str
+) -> Emitted:
+    del groups, reduction
+    return fragments.copies(fragment, instruction.results)
 
 
 def _broadcast(

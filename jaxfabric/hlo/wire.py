@@ -1,8 +1,8 @@
 """Protocol buffer bytes: just enough to put instructions into a module and leave the rest as it is.
 
 The names of fields are not in the bytes, only their numbers, which XLA keeps for good: compiled
-programs and modules outlive its releases. What is not touched is copied byte for byte, known or not,
-so that constants, layouts, aliases and fields of newer versions come through.
+programs and modules outlive its releases. What is not touched is copied byte for byte, known or
+not, so that constants, layouts, aliases and fields of newer versions come through.
 """
 
 from __future__ import annotations
