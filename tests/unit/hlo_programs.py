@@ -65,7 +65,9 @@ def edited(edit):
         message.set(15, Message(data).bytes_of(15))  # The devices are not in the text.
         return bytes(message)
 
+    hlo.uninstall()  # In the order of registration.
     jax.extend.xla.register_hlo_module_transformation(callback, name=EDIT, platforms="cpu")
+    hlo.install()
     try:
         yield
     finally:
