@@ -340,6 +340,16 @@ def hlo_from_text(text: str) -> bytes:
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
+def forgets_donation() -> bool:
+    """Whether XLA loses which arguments are donated when a transformation changes a module.
+
+    So it is in 0.10.2, and not in 0.11.2. They then keep their memory, and results are right.
+    """
+    import jax
+
+    return jax.__version_info__ < (0, 11)
+
+
 def extend_cache_key(part: Callable[[], str]) -> Callable[[], None]:
     """Adds what `part` returns to the persistent compilation cache's keys, beside what others add.
 

@@ -12,6 +12,7 @@ before stays as it is.
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -107,7 +108,17 @@ def _callback(data: bytes) -> bytes | None:
         _leave(f"{type(error).__name__}: {error}")
         return None
     _records.extend(result.records)
+    if result.data is not None and result.donates and _compat.forgets_donation():
+        _warn_of_donation()
     return result.data
+
+
+@functools.cache  # Once is enough.
+def _warn_of_donation() -> None:
+    logger.warning(
+        "This version of JAX forgets which arguments are donated in programs that a pass has "
+        "changed: they keep their memory, and results get memory of their own. JAX 0.11 does not"
+    )
 
 
 def _leave(reason: str) -> None:

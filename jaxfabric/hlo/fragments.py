@@ -132,9 +132,8 @@ def reduce_scatter(
         rows = have.major_first(dim)
         part = want.with_layout(rows.layout)
         name = fragment.convert(name, have, rows)
-        name = fragment.call(
-            "reduce-scatter", "jaxfabric_reduce_scatter", name, rows, part, reduction=reduction
-        )
+        op, target = f"reduce-scatter ({reduction})", "jaxfabric_reduce_scatter"
+        name = fragment.call(op, target, name, rows, part, reduction=reduction)
         out.append((fragment.convert(name, part, want), want))
     return out
 

@@ -9,7 +9,7 @@ from jaxfabric.hlo.wire import BYTES, Field, Message, fields
 
 # Field numbers of xla/service/hlo.proto and xla/xla_data.proto.
 MODULE_NAME, MODULE_COMPUTATIONS = 1, 3
-MODULE_DEVICE_ASSIGNMENT, MODULE_STACK_FRAMES = 15, 17
+MODULE_ALIASES, MODULE_DEVICE_ASSIGNMENT, MODULE_STACK_FRAMES = 8, 15, 17
 COMPUTATION_NAME, COMPUTATION_INSTRUCTIONS, COMPUTATION_ID, COMPUTATION_ROOT = 1, 2, 5, 6
 NAME, OPCODE, METADATA, ID = 1, 2, 7, 35
 OPERANDS, CONTROL_PREDECESSORS, CALLED, FRONTEND_ATTRIBUTES = 36, 37, 38, 68
@@ -49,6 +49,10 @@ class Module:
             for number, kind, value in self._message.content
         ]
         return bytes(self._message)
+
+    def donates(self) -> bool:
+        """Whether a result may use the memory of an argument."""
+        return bool(self._message.bytes_of(MODULE_ALIASES))
 
     def device_ids(self) -> list[int] | None:
         """The devices in the order of partitions; None if the module does not say.

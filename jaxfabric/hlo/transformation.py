@@ -73,12 +73,14 @@ class Result:
         records: one per collective, in the order of the module.
         sites: the source line of each call's site.
         device_ids: the devices of the program, if the module names them.
+        donates: whether a result may use the memory of an argument.
     """
 
     data: bytes | None
     records: list[Record]
     sites: dict[int, str]
-    device_ids: list[int] | None
+    device_ids: list[int] | None = None
+    donates: bool = False
 
 
 def has_collectives(data: bytes) -> bool:
@@ -99,7 +101,7 @@ class _Transformation:
     def __init__(self, data: bytes) -> None:
         self._module = Module(data)
         self._parsed = _compat.parse_hlo(data)
-        self._result = Result(None, [], {}, None)
+        self._result = Result(None, [], {}, donates=self._module.donates())
         self._ordinal = 0
 
     def run(self) -> Result:
@@ -270,7 +272,7 @@ def _all_reduce(
     fragment: Fragment, instruction: Instruction, groups: Groups, reduction: str
 ) -> Emitted:
     del groups
-    call = partial(fragments.elementwise, "all-reduce", "jaxfabric_all_reduce")
+    call = partial(fragments.elementwise, f"all-reduce ({reduction})", "jaxfabric_all_reduce")
     return call(fragment, instruction.results, reduction=reduction)
 
 
@@ -311,9 +313,7 @@ def _permute(
     return call(fragment, instruction.results)
 
 
-def _alone(
-    fragment: Fragment, instruction: Instruction, groups: Groups, reduction: str
-) -> Emitted:
+def _alone(fragment: Fragment, instruction: Instruction, groups: Groups, reduction: str) -> Emitted:
     del groups, reduction
     return fragments.copies(fragment, instruction.results)
 

@@ -14,7 +14,7 @@ from hlo_programs import constrain, grid, on_fabric, put
 from jax.sharding import PartitionSpec as P
 
 import jaxfabric
-from jaxfabric import hlo
+from jaxfabric import _compat, hlo
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -169,7 +169,7 @@ def test_donated_arguments():
     program, _, xla = programs.compiled(f, put(mesh, x, "i"), donate_argnums=0)
     assert not xla
     donated = "input_output_alias" in program.as_text()
-    assert donated or jax.__version_info__ < (0, 11), "XLA of 0.10 forgets it after any pass"
+    assert donated != _compat.forgets_donation()
     given = put(mesh, x, "i")
     total, moved = program(given)
     assert given.is_deleted() == donated
