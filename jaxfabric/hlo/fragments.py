@@ -139,30 +139,50 @@ def reduce_scatter(
 
 
 def all_to_all(
-    fragment: Fragment, results: Sequence[Shape], dim: int | None, size: int
+    fragment: Fragment, results: Sequence[Shape], dim: int, size: int
 ) -> list[tuple[str, Shape]]:
-    """Exchanges the parts of `dim` of one operand, or where `dim` is None one operand per rank."""
-    target = "jaxfabric_all_to_all"
-    if dim is not None:
-        (name, have), (want,) = fragment.operands[0], results
-        if have.dims != want.dims or have.dims[dim] % size:
-            raise UnsupportedError(f"a result {want} for an operand {have} in {size} parts")
-        rows = have.major_first(dim)
-        name = fragment.convert(name, have, rows)
-        name = fragment.call("all-to-all", target, name, rows, rows)
-        return [(fragment.convert(name, rows, want), want)]
-    shapes = {(shape.type, shape.dims, tuple(shape.order())) for _, shape in fragment.operands}
-    shapes |= {(shape.type, shape.dims, tuple(shape.order())) for shape in results}
-    if len(shapes) > 1 or len(results) != size:
+    """Exchanges the `size` parts of `dim` of one operand."""
+    (name, have), (want,) = fragment.operands[0], results
+    if have.dims != want.dims or have.dims[dim] % size:
+        raise UnsupportedError(f"a result {want} for an operand {have} in {size} parts")
+    rows = have.major_first(dim)
+    name = fragment.convert(name, have, rows)
+    name = fragment.call("all-to-all", "jaxfabric_all_to_all", name, rows, rows)
+    return [(fragment.convert(name, rows, want), want)]
+
+
+def check_parts(operands: Sequence[Shape], results: Sequence[Shape], size: int) -> None:
+    """Raises UnsupportedError if the parts of an all-to-all differ, or are not one per rank."""
+    shapes = {(s.type, s.dims, tuple(s.order())) for s in (*operands, *results)}
+    if len(shapes) != 1 or not len(operands) == len(results) == size:
         raise UnsupportedError(f"{len(results)} parts of different shapes for {size} ranks")
-    row, rows = results[0].flat(), results[0].flat(size)
-    flat = [fragment.add("bitcast", name, shape=row) for name, _ in fragment.operands]
-    name = fragment.add("concatenate", *flat, shape=rows, more=", dimensions={0}")
-    name = fragment.call("all-to-all", target, name, rows, rows)
+
+
+def all_to_all_of_parts(
+    fragment: Fragment, parts: Sequence[Shape], whole: Shape | None, copy: bool
+) -> list[tuple[str, Shape]]:
+    """Exchanges an operand per rank, or one that has all of them in its rows, and may be copied.
+
+    The results are the parts, or where `whole` is given one array with the parts in its rows.
+    """
+    size = len(parts)
+    row, rows = parts[0].flat(), parts[0].flat(size)
+    names = [name for name, _ in fragment.operands]
+    if len(names) == 1:
+        name, shape = fragment.operands[0]
+        name = fragment.add("copy", name, shape=shape) if copy else name
+        name = fragment.add("bitcast", name, shape=rows)
+    else:
+        flat = [fragment.add("bitcast", name, shape=row) for name in names]
+        name = fragment.add("concatenate", *flat, shape=rows, more=", dimensions={0}")
+    name = fragment.call("all-to-all", "jaxfabric_all_to_all", name, rows, rows)
+    if whole is not None:
+        return [(fragment.add("bitcast", name, shape=whole), whole)]
     out = []
-    for i, want in enumerate(results):
+    for i, want in enumerate(parts):
         at = i * row.dims[0]
-        part = fragment.add("slice", name, shape=row, more=f", slice={{[{at}:{at + row.dims[0]}]}}")
+        more = f", slice={{[{at}:{at + row.dims[0]}]}}"
+        part = fragment.add("slice", name, shape=row, more=more)
         out.append((fragment.add("bitcast", part, shape=want), want))
     return out
 

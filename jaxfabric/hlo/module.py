@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from jaxfabric.hlo.wire import BYTES, Field, Message, fields
 
@@ -19,12 +20,15 @@ LOCATION_FILE, LOCATION_LINE, FRAME_LOCATION = 1, 3, 1
 ASSIGNMENT_REPLICAS, ASSIGNMENT_COMPUTATIONS = 1, 3
 
 
-def opcode_of(instruction: bytes) -> str:
-    """The opcode of an encoded instruction, without decoding what is behind it."""
-    for number, _, value in fields(instruction):
-        if number == OPCODE and isinstance(value, bytes):
-            return value.decode()
-    return ""
+def field_of(instruction: bytes, number: int) -> int | bytes:
+    """One field of an encoded instruction, without keeping the others; 0 if it is not there."""
+    return next((value for found, _, value in fields(instruction) if found == number), 0)
+
+
+def text_of(instruction: bytes, number: int) -> str:
+    """A string field of an encoded instruction."""
+    value = field_of(instruction, number)
+    return value.decode() if isinstance(value, bytes) else ""
 
 
 class Module:
@@ -94,7 +98,7 @@ class Module:
             called
             for computation in self.computations
             for raw in computation.instructions()
-            if opcode_of(raw).startswith("async-")
+            if text_of(raw, OPCODE).startswith("async-")
             for called in Message(raw).integers(CALLED)
         }
 
@@ -160,57 +164,102 @@ class Computation:
 
     def next_id(self) -> int:
         """A number that no instruction has, nor the ones behind it."""
-        ids = [v for raw in self.instructions() for n, _, v in fields(raw) if n == ID]
+        ids = [field_of(raw, ID) for raw in self.instructions()]
         return max(i for i in ids if isinstance(i, int)) + 1
 
-    def replace(self, fragments: dict[int, bytes], module: Module) -> None:
-        """Puts the entry computation of each fragment in the place of an instruction.
+    def pinned(self) -> set[str]:
+        """Names of the root and of the instructions that have to do with control dependencies."""
+        names: dict[int, str] = {}
+        pinned = {self.root}
+        for raw in self.instructions():
+            message = Message(raw)
+            names[message.number(ID)] = message.text(NAME)
+            if predecessors := message.integers(CONTROL_PREDECESSORS):
+                pinned |= {message.number(ID), *predecessors}
+        return {names[number] for number in pinned}
+
+    def replace(self, replacements: Iterable[Replacement], module: Module) -> None:
+        """Puts fragments in the place of instructions.
 
         Args:
-            fragments: serialized modules, by the index of the instruction that they replace. Their
-                parameters stand for its operands, and their root takes its number and name.
+            replacements: what to put in, and where.
             module: the module that this computation is part of.
         """
+        by_place = {replacement.place: replacement for replacement in replacements}
+        dropped = {name for replacement in by_place.values() for name in replacement.dropped}
+        numbers: dict[str, int] = {}
         next_id = self.next_id()
         content: list[Field] = []
-        index = -1
         for number, kind, value in self.message.content:
-            index += number == COMPUTATION_INSTRUCTIONS
-            if number != COMPUTATION_INSTRUCTIONS or index not in fragments:
+            if number != COMPUTATION_INSTRUCTIONS or not isinstance(value, bytes):
                 content.append((number, kind, value))
                 continue
-            assert isinstance(value, bytes)
-            original = Message(value)
-            prefix = module.unused_name(original.text(NAME))
-            new = _renumbered(fragments[index], original, next_id, prefix)
-            next_id += len(new)
-            content += [(number, BYTES, bytes(instruction)) for instruction in new]
+            name, own = text_of(value, NAME), field_of(value, ID)
+            assert isinstance(own, int)
+            numbers[name] = own
+            if name in by_place:
+                replacement, place = by_place[name], Message(value)
+                prefix = module.unused_name(name)
+                new = _renumbered(replacement, place, numbers, next_id, prefix)
+                next_id += len(new)
+                content += [(number, BYTES, bytes(instruction)) for instruction in new]
+                continue
+            if name not in dropped:
+                content.append((number, kind, value))
         self.message.content = content
 
 
-def _renumbered(fragment: bytes, original: Message, first_id: int, prefix: str) -> list[Message]:
-    (computation,) = Module(fragment).computations
-    operands = original.integers(OPERANDS)
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+    """What replaces a collective.
+
+    Attributes:
+        collective: the instruction.
+        fragment: a serialized module; its entry computation is put in.
+        operands: names of the instructions that its parameters stand for.
+        place: name of the instruction whose number and name its root takes.
+        dropped: names of instructions that are taken out.
+    """
+
+    collective: Message
+    fragment: bytes
+    operands: tuple[str, ...]
+    place: str
+    dropped: frozenset[str] = frozenset()
+
+
+def _renumbered(
+    replacement: Replacement, place: Message, outside: dict[str, int], first_id: int, prefix: str
+) -> list[Message]:
+    (computation,) = Module(replacement.fragment).computations
+    collective = replacement.collective
+    # Whatever had to come before the collective comes before all that replaces it, operands of the
+    # other calls too: a result may lie where they were made from. What had to come after it
+    # depends on the root.
+    before = collective.integers(CONTROL_PREDECESSORS)
+    if len(replacement.operands) > 1:
+        before += [outside[name] for name in replacement.operands]
+    before = list(dict.fromkeys(before))
+    metadata = collective.bytes_of(METADATA) or None
     numbers: dict[int, int] = {}
     out: list[Message] = []
     for raw in computation.instructions():
         instruction = Message(raw)
         old = instruction.number(ID)
         if instruction.text(OPCODE) == "parameter":
-            numbers[old] = operands[int(instruction.text(NAME)[1:])]
+            operand = replacement.operands[int(instruction.text(NAME)[1:])]
+            numbers[old] = outside[operand]
             continue
         root = old == computation.root
-        numbers[old] = original.number(ID) if root else first_id + len(out)
-        name = original.text(NAME) if root else f"{prefix}.{len(out)}"
+        numbers[old] = place.number(ID) if root else first_id + len(out)
+        name = place.text(NAME) if root else f"{prefix}.{len(out)}"
         instruction.set(NAME, name.encode())
         instruction.set(ID, numbers[old])
         instruction.set_integers(OPERANDS, (numbers[i] for i in instruction.integers(OPERANDS)))
-        # Whatever had to come before the collective comes before all that replaces it. What had to
-        # come after it depends on the root.
-        instruction.set_integers(CONTROL_PREDECESSORS, original.integers(CONTROL_PREDECESSORS))
-        instruction.set(METADATA, original.bytes_of(METADATA) or None)
+        instruction.set_integers(CONTROL_PREDECESSORS, before)
+        instruction.set(METADATA, metadata)
         if instruction.text(OPCODE) == "custom-call":
-            attributes = original.bytes_of(FRONTEND_ATTRIBUTES)
+            attributes = collective.bytes_of(FRONTEND_ATTRIBUTES)
             instruction.set(FRONTEND_ATTRIBUTES, attributes or None)
         out.append(instruction)
     return out

@@ -11,7 +11,7 @@ from functools import partial
 from jaxfabric import _compat
 from jaxfabric._primitive import site_hash
 from jaxfabric.hlo import fragments
-from jaxfabric.hlo.fragments import Attribute, Fragment
+from jaxfabric.hlo.fragments import Attribute, Describe, Fragment
 from jaxfabric.hlo.groups import (
     Groups,
     UnknownGroupsError,
@@ -19,7 +19,7 @@ from jaxfabric.hlo.groups import (
     parse_pairs,
     permute_groups,
 )
-from jaxfabric.hlo.module import NAME, OPCODE, Module, opcode_of
+from jaxfabric.hlo.module import NAME, OPCODE, Module, Replacement, text_of
 from jaxfabric.hlo.reading import (
     Instruction,
     Shape,
@@ -28,6 +28,7 @@ from jaxfabric.hlo.reading import (
     parse_shape,
     shape_text,
 )
+from jaxfabric.hlo.seams import find_seams
 from jaxfabric.hlo.wire import Message
 
 logger = logging.getLogger("jaxfabric")
@@ -97,10 +98,20 @@ def transform(data: bytes) -> Result:
     return _Transformation(data).run()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    message: Message
+    hlo: _compat.Hlo
+    instruction: Instruction
+    operands: list[Shape]
+    ordinal: int
+    sites: list[int]
+
+
 class _Transformation:
     def __init__(self, data: bytes) -> None:
         self._module = Module(data)
-        self._parsed = _compat.parse_hlo(data)
+        self._parsed = {c.name: c for c in _compat.parse_hlo(data).computations()}
         self._result = Result(None, [], {}, donates=self._module.donates())
         self._ordinal = 0
 
@@ -111,24 +122,28 @@ class _Transformation:
             result.device_ids = self._module.device_ids()
         except ValueError as error:
             replicas = str(error)
-        lines = {c.name: c for c in self._parsed.computations()}
         asynchronous = self._module.asynchronous()
         changed = False
         for computation in self._module.computations:
             found = [
-                (index, Message(raw))
-                for index, raw in enumerate(computation.instructions())
-                if opcode_of(raw) in COLLECTIVES
+                Message(raw)
+                for raw in computation.instructions()
+                if text_of(raw, OPCODE) in COLLECTIVES
             ]
             if not found:
                 continue
             reason = "an asynchronous form" if computation.id in asynchronous else replicas
-            texts = {i.name: i for i in lines[computation.name].instructions()}
-            new: dict[int, bytes] = {}
-            for index, message in found:
-                fragment = self._replacement(message, texts[message.text(NAME)], reason)
-                if fragment is not None:
-                    new[index] = fragment
+            pinned = computation.pinned()
+            texts = {i.name: i for i in self._parsed[computation.name].instructions()}
+            new = [
+                replacement
+                for message in found
+                if (
+                    replacement := self._replacement(
+                        message, texts[message.text(NAME)], reason, pinned
+                    )
+                )
+            ]
             if new:
                 computation.replace(new, self._module)
                 changed = True
@@ -137,31 +152,33 @@ class _Transformation:
             _compat.parse_hlo(result.data)  # Raises if it does not hold together.
         return result
 
-    def _replacement(self, message: Message, hlo: _compat.Hlo, reason: str) -> bytes | None:
-        """Returns the serialized fragment for one collective, or None, and records it."""
+    def _replacement(
+        self, message: Message, hlo: _compat.Hlo, reason: str, pinned: set[str]
+    ) -> Replacement | None:
+        """Returns what replaces one collective, or None if nothing does, and records it."""
         opcode = message.text(OPCODE)
         source = self._source(message, hlo)
         ordinal = self._ordinal
         self._ordinal += 1
         size = 0
         sites: list[int] = []
-        fragment = None
+        replacement = None
         try:
             operands = [parse_shape(shape_text(o.to_string())) for o in hlo.operands()]
             size = sum(shape.bytes for shape in operands)
             if reason:
                 raise UnsupportedError(reason)
             instruction = parse_instruction(hlo.to_string())
-            text = self._fragment(message, instruction, operands, ordinal, sites)
-            fragment = _compat.hlo_from_text(text)
+            call = _Call(message, hlo, instruction, operands, ordinal, sites)
+            replacement = self._fragment(call, pinned)
         except (UnsupportedError, UnknownGroupsError) as error:
             reason = str(error)
             logger.info("%s at %s is left to XLA: %s", opcode, source, reason)
         else:
             self._result.sites |= dict.fromkeys(sites, source)
-        record = Record(self._module.name, opcode, source, size, fragment is not None, reason)
+        record = Record(self._module.name, opcode, source, size, replacement is not None, reason)
         self._result.records.append(record)
-        return fragment
+        return replacement
 
     def _source(self, message: Message, hlo: _compat.Hlo) -> str:
         if line := self._module.source(message):
@@ -173,35 +190,49 @@ class _Transformation:
                 return line
         return self._module.operation(message) or "unknown source"
 
-    def _fragment(
-        self,
-        message: Message,
-        instruction: Instruction,
-        operands: list[Shape],
-        ordinal: int,
-        sites: list[int],
-    ) -> str:
-        opcode, own = instruction.opcode, instruction.attributes
-        emit = _EMITTERS.get(opcode)
+    def _fragment(self, call: _Call, pinned: set[str]) -> Replacement:
+        opcode, own = call.instruction.opcode, call.instruction.attributes
         if opcode.endswith("-start"):
             raise UnsupportedError("an asynchronous form")
-        if emit is None:
+        if opcode not in _EMITTERS:
             raise UnsupportedError(f"{opcode} has no counterpart")
         if "channel_id" not in own:
             raise UnsupportedError("its groups are replicas, not partitions")
         pairs: fragments.Pairs = []
-        ids = self._result.device_ids
         if opcode == "collective-permute":
-            if len(operands) != len(instruction.results) or "slice_sizes" in own:
-                raise UnsupportedError("a permute into a part of a buffer")
-            pairs = parse_pairs(own.get("source_target_pairs", ""))
-            if not pairs:
-                raise UnsupportedError("a permute without pairs")
-            if ids is None:
-                raise UnsupportedError("the number of partitions is not known")
-            groups, pairs = permute_groups(pairs, len(ids))
+            groups, pairs = self._permute_groups(call)
         else:
             groups = self._groups(opcode, own)
+        reduction = self._reduction(call.message, opcode, call.operands)
+        results = call.instruction.results
+        names = tuple(operand.name for operand in call.hlo.operands())
+        ids = self._result.device_ids
+        describe = self._describer(call, groups, pairs)
+        if all(len(group) == 1 for group in groups):
+            fragment = Fragment(call.operands, describe, ids is None)
+            emitted = fragments.copies(fragment, results)
+        elif opcode == "all-to-all" and call.instruction.is_tuple:
+            fragments.check_parts(call.operands, results, len(groups[0]))
+            seams = find_seams(call.hlo, results, self._parsed, pinned)
+            whole = seams.whole[1] if seams.whole else None
+            shapes = [seams.source[1]] if seams.source else call.operands
+            fragment = Fragment(shapes, describe, ids is None)
+            emitted = fragments.all_to_all_of_parts(fragment, results, whole, seams.shared)
+            return Replacement(
+                call.message,
+                _compat.hlo_from_text(fragment.finish(emitted, whole is None)),
+                (seams.source[0].name,) if seams.source else names,
+                seams.whole[0].name if seams.whole else call.hlo.name,
+                seams.dropped,
+            )
+        else:
+            fragment = Fragment(call.operands, describe, ids is None)
+            emitted = _EMITTERS[opcode](fragment, call.instruction, groups, reduction)
+        text = fragment.finish(emitted, call.instruction.is_tuple)
+        return Replacement(call.message, _compat.hlo_from_text(text), names, call.hlo.name)
+
+    def _describer(self, call: _Call, groups: Groups, pairs: fragments.Pairs) -> Describe:
+        ids = self._result.device_ids
         members = groups if ids is None else [[ids[i] for i in group] for group in groups]
         what = fragments.member_attributes(members)
         if pairs:
@@ -209,19 +240,25 @@ class _Transformation:
 
         def describe(label: str, more: Mapping[str, Attribute]) -> Mapping[str, Attribute]:
             # Not the numbers of the calls that jaxfabric.lax lowers, in a module with both.
-            place = "hlo", self._module.name, ordinal, len(sites)
+            place = "hlo", self._module.name, call.ordinal, len(call.sites)
             attributes = {**what, **more, "by_position": int(ids is None)}
             attributes |= {"label": label, "place": site_hash(*place)}
             site = site_hash(*place, sorted(attributes.items()))
-            sites.append(site)
+            call.sites.append(site)
             return {**attributes, "site": site}
 
-        fragment = Fragment(operands, describe, ids is None)
-        reduction = self._reduction(message, opcode, operands)
-        if all(len(group) == 1 for group in groups):
-            emit = _alone
-        results = emit(fragment, instruction, groups, reduction)
-        return fragment.finish(results, instruction.is_tuple)
+        return describe
+
+    def _permute_groups(self, call: _Call) -> tuple[Groups, fragments.Pairs]:
+        own, ids = call.instruction.attributes, self._result.device_ids
+        if len(call.operands) != len(call.instruction.results) or "slice_sizes" in own:
+            raise UnsupportedError("a permute into a part of a buffer")
+        pairs = parse_pairs(own.get("source_target_pairs", ""))
+        if not pairs:
+            raise UnsupportedError("a permute without pairs")
+        if ids is None:
+            raise UnsupportedError("the number of partitions is not known")
+        return permute_groups(pairs, len(ids))
 
     def _groups(self, opcode: str, own: Mapping[str, str]) -> Groups:
         takes_flag = opcode in {"all-reduce", "all-gather", "reduce-scatter"}
@@ -300,8 +337,8 @@ def _all_to_all(
 ) -> Emitted:
     del reduction
     dim = _dimension(instruction)
-    if (dim is None) != instruction.is_tuple:
-        raise UnsupportedError("a tuple with a dimension")
+    if dim is None:
+        raise UnsupportedError("no dimension")
     return fragments.all_to_all(fragment, instruction.results, dim, len(groups[0]))
 
 
@@ -311,11 +348,6 @@ def _permute(
     del groups, reduction
     call = partial(fragments.elementwise, "collective-permute", "jaxfabric_permute")
     return call(fragment, instruction.results)
-
-
-def _alone(fragment: Fragment, instruction: Instruction, groups: Groups, reduction: str) -> Emitted:
-    del groups, reduction
-    return fragments.copies(fragment, instruction.results)
 
 
 def _broadcast(

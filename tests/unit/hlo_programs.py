@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxfabric import _compat, hlo
-from jaxfabric.hlo.wire import Message
+from jaxfabric.hlo.transformation import transform
+from jaxfabric.hlo.wire import Message, encode, varint
 
 COLLECTIVE = re.compile(
     r"\b((?:all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute"
@@ -89,3 +90,35 @@ def on_fabric(f, *args, ops, **options):
     assert set(fabric) == set(ops), fabric
     assert all(record.taken and not record.reason for record in hlo.records())
     return jax.tree.map(np.asarray, program(*args))
+
+
+HEAD = """HloModule m
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+%product (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] multiply(%a, %b)
+}
+%two (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  %d = f32[] add(%a, %b)
+  ROOT %c = f32[] add(%d, %b)
+}
+"""
+ALL = "channel_id=1, replica_groups={}, use_global_device_ids=true"
+
+
+def transformed(body, replicas=1, devices=(4, 5, 6, 7), computations=""):
+    """Transforms a module of these instructions, for these devices."""
+    text = HEAD + computations + "ENTRY %e {\n" + "\n".join(body) + "\n}\n"
+    message = Message(_compat.hlo_from_text(text))
+    per_partition = [encode([(1, 2, varint(d) * replicas)]) for d in devices]
+    assignment = [(1, 0, replicas), (2, 0, len(devices)), *((3, 2, p) for p in per_partition)]
+    if devices:
+        message.set(15, encode(assignment))
+    return transform(bytes(message))

@@ -8,11 +8,11 @@ import hlo_programs as programs
 import jax
 import numpy as np
 import pytest
-from hlo_programs import grid, on_fabric, put
+from hlo_programs import ALL, grid, on_fabric, put, transformed
 from jax.sharding import PartitionSpec as P
 
 from jaxfabric import _compat, hlo
-from jaxfabric.hlo import module, transformation, wire
+from jaxfabric.hlo import module
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -69,38 +69,6 @@ def test_truth_values():
     )
     np.testing.assert_array_equal(some, (x == 0).any(0))
     np.testing.assert_array_equal(every, (x < 4).all(0))
-
-
-HEAD = """HloModule m
-%add (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %c = f32[] add(%a, %b)
-}
-%product (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %c = f32[] multiply(%a, %b)
-}
-%two (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  %d = f32[] add(%a, %b)
-  ROOT %c = f32[] add(%d, %b)
-}
-"""
-ALL = "channel_id=1, replica_groups={}, use_global_device_ids=true"
-
-
-def transformed(body, replicas=1, devices=(4, 5, 6, 7), computations=""):
-    """Transforms a module of these instructions, for these devices."""
-    text = HEAD + computations + "ENTRY %e {\n" + "\n".join(body) + "\n}\n"
-    message = wire.Message(_compat.hlo_from_text(text))
-    per_partition = [wire.encode([(1, 2, wire.varint(d) * replicas)]) for d in devices]
-    assignment = [(1, 0, replicas), (2, 0, len(devices)), *((3, 2, p) for p in per_partition)]
-    if devices:
-        message.set(15, wire.encode(assignment))
-    return transformation.transform(bytes(message))
 
 
 @pytest.mark.parametrize(
