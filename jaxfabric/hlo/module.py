@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Iterator
 
@@ -114,27 +115,33 @@ class Module:
         """The line of a stack frame; "" for one that is not there."""
         if not frame:
             return ""
-        index = Message(self._message.bytes_of(MODULE_STACK_FRAMES))
+        frames, locations, files = self._frames
         try:
             # They count from one.
-            found = index.messages(FRAMES_FRAMES)[frame - 1].number(FRAME_LOCATION)
-            location = index.messages(FRAMES_LOCATIONS)[found - 1]
-            file = index.all(FRAMES_FILES)[location.number(LOCATION_FILE) - 1]
+            location = locations[frames[frame - 1].number(FRAME_LOCATION) - 1]
+            file = files[location.number(LOCATION_FILE) - 1]
         except IndexError:
             return ""
         name = file.decode("utf-8", "replace") if isinstance(file, bytes) else ""
         return f"{os.path.basename(name)}:{location.number(LOCATION_LINE)}"
 
+    @functools.cached_property
+    def _frames(self) -> tuple[list[Message], list[Message], list[int | bytes]]:
+        index = Message(self._message.bytes_of(MODULE_STACK_FRAMES))
+        frames, locations = index.messages(FRAMES_FRAMES), index.messages(FRAMES_LOCATIONS)
+        return frames, locations, index.all(FRAMES_FILES)
+
     def operation(self, instruction: Message) -> str:
         """JAX's name of the operation or argument that an instruction comes from, or ""."""
         return Message(instruction.bytes_of(METADATA)).text(METADATA_OP_NAME)
 
-    def unused_name(self, name: str) -> str:
-        """A name made of `name` that no instruction has."""
+    @functools.cached_property
+    def mark(self) -> str:
+        """A word that is in no name, so that a name and this and a number are a new name."""
         number = 0
-        while f"{name}.fabric{number or ''}".encode() in self._data:
+        while f".fabric{number or ''}.".encode() in self._data:
             number += 1
-        return f"{name}.fabric{number or ''}"
+        return f".fabric{number or ''}."
 
 
 class Computation:
@@ -199,7 +206,7 @@ class Computation:
             numbers[name] = own
             if name in by_place:
                 replacement, place = by_place[name], Message(value)
-                prefix = module.unused_name(name)
+                prefix = name + module.mark
                 new = _renumbered(replacement, place, numbers, next_id, prefix)
                 next_id += len(new)
                 content += [(number, BYTES, bytes(instruction)) for instruction in new]
@@ -252,7 +259,7 @@ def _renumbered(
             continue
         root = old == computation.root
         numbers[old] = place.number(ID) if root else first_id + len(out)
-        name = place.text(NAME) if root else f"{prefix}.{len(out)}"
+        name = place.text(NAME) if root else f"{prefix}{len(out)}"
         instruction.set(NAME, name.encode())
         instruction.set(ID, numbers[old])
         instruction.set_integers(OPERANDS, (numbers[i] for i in instruction.integers(OPERANDS)))
