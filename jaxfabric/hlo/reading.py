@@ -7,8 +7,8 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-# HLO's name of an element type, its size in bytes, and numpy's name. The first ones the fabric
-# moves and reduces; the others it only moves, as bytes.
+# By the name of an element type in HLO: its size in bytes, and its name in numpy ("" for integers:
+# it follows from HLO's). The fabric moves and reduces these: NATIVE_DTYPES of _primitive.py.
 NATIVE_TYPES = {
     "pred": (1, "bool"),
     **{f"{kind}{bits}": (bits // 8, "") for kind in "su" for bits in (8, 16, 32, 64)},
