@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -18,14 +19,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfabric import _compat, _report, config, runtime
+from jaxfabric import _compat, _report, config, hlo, runtime
 from jaxfabric._groups import as_axes
 from jaxfabric._plans import PLANS, LeaveToXlaError, Plan, Rule, Sizes
 from jaxfabric._portable import names_positions, portable
 from jaxfabric._primitive import Aval, Context, Param, Value, collective, lower_locally, note
 from jaxfabric.lax.all_reduce import psum
 
-MODES = ("lax",)
+MODES = ("lax", "hlo")
 
 __all__ = ["disable", "enable", "enable_from_environment", "enabled", "export_checks", "portable"]
 
@@ -41,7 +42,9 @@ def enable(mode: str = "lax") -> None:
     `jaxfabric.initialize` has not been called, under the same conditions.
 
     Args:
-        mode: "lax": the collectives that programs call themselves, under `jax.shard_map`.
+        mode: "lax": the collectives that programs call themselves, under `jax.shard_map`. "hlo":
+            those too, and all that XLA's partitioner inserts ([whole-program mode]
+            (docs/whole_program.md)).
 
     Raises:
         ValueError: there is no such mode.
@@ -54,6 +57,7 @@ def enable(mode: str = "lax") -> None:
     """
     _prepare(mode)
     _mode.set_global(mode)
+    _set_pass(0)
 
 
 def disable() -> None:
@@ -64,6 +68,7 @@ def disable() -> None:
         >>> jaxfabric.disable()
     """
     _mode.set_global(None)
+    _set_pass(0)
 
 
 @contextlib.contextmanager
@@ -83,8 +88,13 @@ def enabled(mode: str | None = "lax") -> Iterator[None]:
     """
     if mode is not None:
         _prepare(mode)
-    with _mode(mode):
-        yield
+    whole = int(mode == "hlo")
+    _set_pass(whole)
+    try:
+        with _mode(mode):
+            yield
+    finally:
+        _set_pass(-whole)
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
@@ -116,6 +126,9 @@ def enable_from_environment() -> None:
     runtime.start_on_demand()
     _install()
     _mode.set_global(mode)
+    if mode == "hlo":
+        # Its programs need not have a collective when they are lowered.
+        _compat.before_first_compilation(lambda: _set_pass(0))
 
 
 def _prepare(mode: str) -> None:
@@ -123,6 +136,21 @@ def _prepare(mode: str) -> None:
         raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, MODES))}")
     runtime.initialize()
     _install()
+
+
+_lock = threading.Lock()
+_whole_program_contexts = 0
+
+
+def _set_pass(change: int) -> None:
+    """Has the pass over compiled programs in place while "hlo" is on anywhere."""
+    global _whole_program_contexts
+    with _lock:
+        _whole_program_contexts += change
+        if _whole_program_contexts > 0 or _mode.get_global() == "hlo":
+            hlo.install()
+        else:
+            hlo.uninstall()
 
 
 _installed = False
@@ -168,7 +196,8 @@ def _switched(
             _require_manual(ctx)
             return rule(ctx, *args, **params)
         except LeaveToXlaError as reason:
-            if not name.endswith("_done"):  # Its start is on the report.
+            # A done's start is on the report; the pass over the compiled program sees all.
+            if not name.endswith("_done") and _mode.value != "hlo":
                 note(ctx, name, _report.XLA, str(reason))
     if original is None:
         raise NotImplementedError(

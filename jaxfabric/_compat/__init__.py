@@ -35,6 +35,16 @@ from jaxfabric._compat.lowering import (
     user_source,
     uses_shardy,
 )
+from jaxfabric._compat.programs import (
+    Hlo,
+    before_first_compilation,
+    clear_hlo_transformation,
+    extend_cache_key,
+    forgets_donation,
+    hlo_from_text,
+    parse_hlo,
+    register_hlo_transformation,
+)
 from jaxfabric._compat.switch import (
     TESTED_JAX,
     cpu_lowering,
@@ -49,15 +59,21 @@ from jaxfabric._compat.switch import (
 
 __all__ = [
     "TESTED_JAX",
+    "Hlo",
     "allow_effect",
     "as_varying",
     "backends_are_initialized",
+    "before_first_compilation",
     "cache_sensitive_context",
     "checks_manual_types",
+    "clear_hlo_transformation",
     "connect_distributed_client",
     "cpu_lowering",
     "distributed_state",
+    "extend_cache_key",
+    "forgets_donation",
     "hide_frames",
+    "hlo_from_text",
     "i64",
     "i64_array",
     "lax_primitive",
@@ -69,7 +85,9 @@ __all__ = [
     "module_store",
     "new_fingerprints",
     "next_ordinal",
+    "parse_hlo",
     "recoverability_enabled",
+    "register_hlo_transformation",
     "replace_cpu_lowering",
     "result_manual_type",
     "skip_one_sized",

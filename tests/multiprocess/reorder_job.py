@@ -17,6 +17,7 @@ import collections
 import json
 import pathlib
 import time
+import types
 
 import numpy as np
 
@@ -25,11 +26,24 @@ import jaxfabric
 INPUTS = 3  # distinct inputs, in turn: a result of the launch before is not the expected one
 
 
-def operations(n):
-    """(name, jaxfabric function, numpy model of all ranks at once) for n ranks."""
-    import jax.numpy as jnp
+def collectives(whole_program):
+    """jaxfabric.lax; or that of JAX, whose collectives the pass over the program replaces."""
+    import jax
 
-    from jaxfabric import lax
+    from jaxfabric import hlo, lax
+
+    if not whole_program:
+        return lax
+    hlo.install()
+    names = ("psum", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute")
+    # JAX has no pbroadcast on CPU devices.
+    theirs = {name: getattr(jax.lax, name) for name in names}
+    return types.SimpleNamespace(**theirs, pbroadcast=lax.pbroadcast)
+
+
+def operations(n, lax=None):
+    """(name, function, numpy model of all ranks at once) for n ranks."""
+    import jax.numpy as jnp
 
     ring = [(i, (i + 1) % n) for i in range(n)]
     half = [[i, i ^ 1] for i in range(0, n, 2)]
@@ -73,15 +87,13 @@ def operations(n):
     ]
 
 
-def build(n, rows, columns, rounds):
+def build(n, rows, columns, rounds, lax):
     """The jitted function, and its model: both take (n * rows, columns) and return lists."""
     import jax
     import jax.numpy as jnp
     from jax import lax as jlax
 
-    from jaxfabric import lax
-
-    ops = operations(n)
+    ops = operations(n, lax)
     random = np.random.default_rng(7)
     # Small, and different for every collective: a crossed match shows in the values.
     weights = random.integers(0, 3, (len(ops) * rounds, columns, columns)).astype(np.float32)
@@ -194,6 +206,7 @@ def main():
     parser.add_argument("--in-flight", type=int, default=1, help="launches before the first check")
     parser.add_argument("--orders", help="directory for the orders of entry, a file per process")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--whole-program", action="store_true", help="of jax.lax, by the pass")
     arguments = parser.parse_args()
 
     jaxfabric.initialize()
@@ -201,11 +214,12 @@ def main():
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from jaxfabric import runtime
+    from jaxfabric import hlo, runtime
 
     n = jax.device_count()
     rows, columns = arguments.block
-    program, model, weights = build(n, rows, columns, arguments.rounds)
+    lax = collectives(arguments.whole_program)
+    program, model, weights = build(n, rows, columns, arguments.rounds, lax)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
     everywhere = NamedSharding(mesh, P())
     w = jax.make_array_from_callback(weights.shape, everywhere, lambda at: weights[at])
@@ -248,6 +262,7 @@ def main():
         path.write_text(json.dumps(orders))
     launches, different = reordered(orders)
     counters = jaxfabric.status().counters
+    assert all(record.taken for record in hlo.records()), hlo.records()
     print(
         json.dumps(
             {
@@ -258,6 +273,7 @@ def main():
                 "launches reordered": different,
                 "seconds": round(time.monotonic() - start, 1),
                 "handed off": counters["handed_off"],
+                "replaced": len(hlo.records()),
             }
         ),
         flush=True,

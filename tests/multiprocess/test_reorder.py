@@ -53,3 +53,13 @@ def test_collectives_that_xla_reorders(tmp_path, processes, devices, runs):
 def test_reordered_launches_in_flight(tmp_path):
     summary, _ = run(tmp_path, 2, 2, "12", "--in-flight", "6", "--block", "256", "320")
     assert summary["runs"] == 12
+
+
+@pytest.mark.parametrize(("processes", "devices", "runs"), [(1, 8, 4), (2, 2, 8)])
+def test_collectives_that_xla_reorders_in_whole_programs(tmp_path, processes, devices, runs):
+    summary, orders = run(tmp_path, processes, devices, str(runs), "--whole-program")
+    assert summary["runs"] == runs
+    assert summary["replaced"] > 20
+    launches, different = reorder_job.reordered(orders)
+    assert launches == runs
+    assert different > runs / 2, summary

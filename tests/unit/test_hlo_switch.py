@@ -1,0 +1,119 @@
+"""Whole-program mode: switching it on and off, and the compilation cache."""
+
+from __future__ import annotations
+
+import hlo_programs as programs
+import jax
+import numpy as np
+import pytest
+from hlo_programs import grid
+from jax._src import cache_key
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import PartitionSpec as P
+
+from jaxfabric import _compat, hlo, runtime
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def _whole_program():
+    with programs.whole_program():
+        yield
+
+
+def numbers(*shape):
+    return (np.arange(np.prod(shape)) % 13 - 6).reshape(shape).astype(np.float32)
+
+
+def mapped(f, mesh):
+    return jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False)
+
+
+def test_install_twice_and_uninstall():
+    hook = cache_key.custom_hook
+    f = mapped(lambda x: jax.lax.psum(x, "i"), grid(i=8))
+    x = numbers(8, 4)
+    with programs.whole_program():
+        hlo.install()
+        assert hlo.installed()
+        assert programs.compiled(f, x)[1:] == (["all_reduce"], [])
+        assert len(hlo.records()) == 1, "the pass ran twice"
+        assert cache_key.custom_hook() == hook() + "jaxfabric-collectives-1"
+        # Somebody else's hook around it stays, and what the fabric added goes.
+        ours = cache_key.custom_hook
+        cache_key.custom_hook = lambda: ours() + "theirs"
+        hlo.uninstall()
+        assert cache_key.custom_hook() == hook() + "theirs"
+        cache_key.custom_hook = hook
+    hlo.uninstall()
+    assert not hlo.installed()
+    assert programs.compiled(f, x)[1:] == ([], ["all-reduce"])
+    with programs.whole_program():
+        pass
+    assert cache_key.custom_hook is hook
+
+
+@pytest.mark.usefixtures("_whole_program")
+def test_failures_leave_the_program_to_xla(monkeypatch, caplog):
+    f = mapped(lambda x: jax.lax.psum(x, "i"), grid(i=8))
+    x = numbers(8, 4)
+    monkeypatch.setattr(runtime, "is_initialized", lambda: False)
+    assert programs.compiled(f, x)[1:] == ([], ["all-reduce"])
+    assert hlo.records()[-1].reason == "jaxfabric was shut down"
+    assert "jaxfabric was shut down" in caplog.text
+    assert "jaxfabric" not in cache_key.custom_hook()
+    monkeypatch.undo()
+    jax.clear_caches()
+    monkeypatch.setattr(_compat, "hlo_from_text", lambda text: b"\xff")
+    assert programs.compiled(f, x)[1:] == ([], ["all-reduce"])
+    assert hlo.records()[-1].reason.startswith("ValueError: ")
+
+
+def test_persistent_cache(tmp_path):
+    settings = {
+        "jax_enable_compilation_cache": True,
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    f = mapped(lambda x: jax.lax.psum(x, "i") + jax.lax.ppermute(x, "i", [(0, 1)]), grid(i=8))
+    x = numbers(8, 4)
+    want = np.tile(x.sum(0), (8, 1))
+    want[1] += x[0]
+
+    def runs(fabric, xla, recorded):
+        jax.clear_caches()
+        hlo.clear_records()
+        program, *found = programs.compiled(f, x)
+        assert found == [fabric, xla]
+        assert len(hlo.records()) == recorded
+        np.testing.assert_array_equal(program(x), want)
+
+    compilation_cache.reset_cache()
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        ours = ["all_reduce", "permute"], []
+        theirs = [], ["all-reduce", "collective-permute"]
+        with programs.whole_program():
+            runs(*ours, recorded=2)
+            entries = set(tmp_path.iterdir())
+            assert entries
+            runs(*ours, recorded=0)
+            assert {p.name for p in tmp_path.glob("*-cache")} == {
+                p.name for p in entries if p.name.endswith("-cache")
+            }
+            hlo.uninstall()
+            runs(*theirs, recorded=0)
+            assert len(list(tmp_path.glob("*-cache"))) == 2 * len(
+                [p for p in entries if p.name.endswith("-cache")]
+            )
+            runs(*theirs, recorded=0)
+            hlo.install()
+            runs(*ours, recorded=0)
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
