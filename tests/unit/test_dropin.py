@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxfabric
-from jaxfabric import _report, config
+from jaxfabric import _report, config, hlo
 
 GRID = {"i": 2, "j": 4}
 RING = [(k, (k + 1) % 4) for k in range(4)]
@@ -232,7 +232,7 @@ def test_export_to_any_devices():
 
 
 def test_modes_and_the_variable():
-    with pytest.raises(ValueError, match=r"mode='gpu': use one of 'lax'"):
+    with pytest.raises(ValueError, match=r"mode='gpu': use one of 'lax', 'hlo'"):
         jaxfabric.enable("gpu")
 
     def read(text):
@@ -245,3 +245,42 @@ def test_modes_and_the_variable():
     assert config.switch_from_environment({}, modes=["lax"]) is None
     with pytest.raises(config.ConfigError, match="JAXFABRIC_ENABLE=maybe: use 0, 1 or lax"):
         read("maybe")
+
+
+def test_whole_program_mode_comes_and_goes_with_the_switch():
+    mesh = model.grid(GRID)
+
+    def sharded(*spec):
+        return jax.sharding.NamedSharding(mesh, P(*spec))
+
+    a = jax.device_put(np.ones((8, 16), np.float32), sharded(None, "j"))
+    b = jax.device_put(np.ones((16, 4), np.float32), sharded("j", None))
+
+    @jax.jit
+    def auto_sharded(a, b):
+        return jax.lax.with_sharding_constraint(a @ b, sharded())
+
+    def ours():
+        np.testing.assert_array_equal(auto_sharded(a, b), np.full((8, 4), 16))
+        return auto_sharded.lower(a, b).compile().as_text().count("jaxfabric_all_reduce")
+
+    assert ours() == 0
+    with jaxfabric.enabled("hlo"):
+        assert hlo.installed()
+        assert ours() == 1
+        entry = jaxfabric.report().entries[-1]
+        assert (entry.program, entry.runner) == ("auto_sharded", _report.FABRIC)
+        with jaxfabric.enabled():
+            assert ours() == 1  # The pass is the process's: see docs/whole_program.md.
+    assert not hlo.installed()
+    assert ours() == 0
+    try:
+        jaxfabric.enable("hlo")
+        assert ours() == 1
+        # With it the collectives that the program calls run as in mode "lax".
+        f = program(lambda v: lax.psum(v.astype(jnp.bfloat16), "j"))
+        assert calls(f, whole()) == 1
+    finally:
+        jaxfabric.disable()
+    assert not hlo.installed()
+    assert ours() == 0

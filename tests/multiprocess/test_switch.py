@@ -131,3 +131,33 @@ def test_halves(tmp_path):
     assert "told" in result.lines_of(0), result.explain()
     assert "done" in result.lines_of(1), result.explain()
     assert not result.leftovers
+
+
+AUTO_SHARDED = """
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+def put(whole, *spec):
+    sharding = NamedSharding(mesh, P(*spec))
+    return jax.make_array_from_callback(whole.shape, sharding, lambda at: whole[at])
+
+a = put(np.arange(128, dtype=np.float32).reshape(8, 16), None, "i")
+b = put(np.ones((16, 4), np.float32), "i", None)
+f = jax.jit(lambda a, b: a @ b, out_shardings=NamedSharding(mesh, P()))
+want = np.arange(128).reshape(8, 16).sum(1, keepdims=True) * np.ones(4)
+np.testing.assert_array_equal(f(a, b).addressable_data(0), want)
+print("calls", f.lower(a, b).compile().as_text().count("jaxfabric_all_reduce"))
+print("done")
+"""
+
+
+@pytest.mark.parametrize(("enable", "calls"), [("hlo", 1), ("1", 0)])
+def test_an_auto_sharded_program_without_a_word_of_jaxfabric(tmp_path, enable, calls):
+    script = support.write_script(tmp_path, AUTO_SHARDED)
+    env = {"JAXFABRIC_ENABLE": enable, "PYTHONPATH": plugin_path(tmp_path)}
+    options = ("--devices-per-process", "2")
+    result = support.run_job(script, 2, options=options, env=env, timeout=120)
+    succeeds(result)
+    for rank in range(2):
+        assert f"calls {calls}" in result.lines_of(rank), result.explain()
