@@ -75,12 +75,6 @@ ExecuteResult Execute(CallState* state, ffi::RunId run_id, int32_t device,
                       ffi::RemainingArgs arguments, ffi::Result<ffi::AnyBuffer> result) {
   auto input = arguments.get<ffi::AnyBuffer>(0);
   if (!input.has_value()) return {input.error()};
-  std::optional<uint32_t> partition;
-  if (state->site.spec().by_position) {
-    auto operand = arguments.get<ffi::BufferR0<ffi::DataType::U32>>(1);
-    if (!operand.has_value()) return {operand.error()};
-    partition = *operand->typed_data();
-  }
   // The buffer objects die with this call, so the raw pointers are taken here.
   Buffers buffers;
   buffers.input = static_cast<const std::byte*>(input->untyped_data());
@@ -88,7 +82,17 @@ ExecuteResult Execute(CallState* state, ffi::RunId run_id, int32_t device,
   buffers.input_bytes = input->size_bytes();
   buffers.output_bytes = result->size_bytes();
   buffers.dtype = static_cast<DType>(input->element_type());
+  return ExecuteOn(state, run_id, device, arguments, 1, buffers);
+}
 
+ExecuteResult ExecuteOn(CallState* state, ffi::RunId run_id, int32_t device,
+                        ffi::RemainingArgs arguments, size_t operands, const Buffers& buffers) {
+  std::optional<uint32_t> partition;
+  if (state->site.spec().by_position) {
+    auto operand = arguments.get<ffi::BufferR0<ffi::DataType::U32>>(operands);
+    if (!operand.has_value()) return {operand.error()};
+    partition = *operand->typed_data();
+  }
   std::optional<ffi::Future> future;
   const auto make_finished = [&future]() -> CallSite::Finished {
     ffi::Promise promise;

@@ -34,15 +34,23 @@ struct ExecuteResult {
   std::variant<std::monostate, ffi::Error, ffi::Future> value;
 };
 
+// The execute stage of the ops that have one operand.
 ExecuteResult Execute(CallState* state, ffi::RunId run_id, int32_t device,
                       ffi::RemainingArgs arguments, ffi::Result<ffi::AnyBuffer> result);
 
+// What every execute stage ends in. Behind the op's own operands, of which there are `operands`,
+// comes the partition id where the spec is by position.
+ExecuteResult ExecuteOn(CallState* state, ffi::RunId run_id, int32_t device,
+                        ffi::RemainingArgs arguments, size_t operands, const Buffers& buffers);
+
 // The two handlers of an op: JF_DEFINE_OP(AllReduce, InstantiateAllReduce) defines
 // AllReduceInstantiate and AllReduceExecute.
-#define JF_DEFINE_OP(name, instantiate)                                               \
+#define JF_DEFINE_OP(name, instantiate) JF_DEFINE_OP_WITH(name, instantiate, ::jaxfabric::Execute)
+// The same with an execute stage of its own.
+#define JF_DEFINE_OP_WITH(name, instantiate, execute)                                 \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Instantiate, instantiate,                       \
                                 ::xla::ffi::Ffi::BindInstantiate().Attrs());          \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Execute, ::jaxfabric::Execute,                  \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Execute, execute,                               \
                                 ::xla::ffi::Ffi::Bind()                               \
                                     .Ctx<::xla::ffi::State<::jaxfabric::CallState>>() \
                                     .Ctx<::xla::ffi::RunId>()                         \

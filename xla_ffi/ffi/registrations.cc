@@ -14,6 +14,7 @@ JF_DECLARE_OP(AllToAll);
 JF_DECLARE_OP(Permute);
 JF_DECLARE_OP(Broadcast);
 JF_DECLARE_OP(Barrier);
+JF_DECLARE_OP(RaggedAllToAll);
 
 std::span<const Registration> Registrations() {
   static constexpr Registration kTable[] = {
@@ -24,6 +25,7 @@ std::span<const Registration> Registrations() {
       {"jaxfabric_permute", PermuteInstantiate, PermuteExecute},
       {"jaxfabric_broadcast", BroadcastInstantiate, BroadcastExecute},
       {"jaxfabric_barrier", BarrierInstantiate, BarrierExecute},
+      {"jaxfabric_ragged_all_to_all", RaggedAllToAllInstantiate, RaggedAllToAllExecute},
   };
   return kTable;
 }
