@@ -146,7 +146,7 @@ RaggedSizes Problem::Ragged() const {
 }
 
 Bytes Problem::Initial(int position, int launch) const {
-  return Part(position + size, launch, 0, output_bytes());
+  return Bytes(output_bytes(), static_cast<std::byte>(0x40 + 8 * position + launch % 8));
 }
 
 // Slice `index` from `position` to `peer`, and the size of the one that comes back.
