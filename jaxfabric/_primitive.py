@@ -27,6 +27,7 @@ from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import ad, batching, mlir
 
 from jaxfabric import _compat
+from jaxfabric._dtypes import NATIVE_DTYPES, check_movable, pack, unpack
 from jaxfabric._groups import Axes, Groups, Split, communicator_size, replica_groups
 
 Value = Any  # An array or a tracer of one.
@@ -36,16 +37,6 @@ Param = Any  # A hashable parameter of a primitive.
 
 # Frames of jaxfabric are not the user's: errors name the line that called jaxfabric.lax.
 _compat.hide_frames(os.path.join(os.path.dirname(os.path.abspath(__file__)), ""))
-
-# What the fabric moves and reduces as it is. Others are only moved, inside a type of this list.
-NATIVE_DTYPES = frozenset(
-    np.dtype(t)
-    for t in (
-        *(bool, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
-        *(np.float16, jnp.bfloat16, np.float32, np.float64, np.complex64, np.complex128),
-        *(jnp.float8_e4m3fn, jnp.float8_e5m2),
-    )
-)
 
 
 class BarrierEffect(core.Effect):
@@ -97,20 +88,12 @@ class Collective:
     primitive: Any = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        primitive = core.Primitive(f"jaxfabric_{self.name}")
+        primitive = define(self.name, self._type, self._batch, self._lower)
         object.__setattr__(self, "primitive", primitive)
-        primitive.def_impl(partial(dispatch.apply_primitive, primitive))
-        primitive.def_effectful_abstract_eval(self._type)
         if self.transpose is not None:
             ad.deflinear2(primitive, lambda *args, **params: (self.transpose(*args, **params),))
         if self.jvp is not None:
             ad.primitive_jvps[primitive] = self.jvp
-        batching.fancy_primitive_batchers[primitive] = self._batch
-        # The groups name devices.
-        _compat.lower_for_each_device_assignment(primitive)
-        # Not cacheable: two equal calls in one module are two sites.
-        mlir.register_lowering(primitive, self._lower, platform="cpu", cacheable=False)
-        mlir.register_lowering(primitive, self._lower_elsewhere, cacheable=False)
         _collectives[self.name] = self
 
     def bind(
@@ -160,8 +143,7 @@ class Collective:
             weak_type=False,
             manual_axis_type=manual,
         )
-        effects: set[Any] = {core.NamedAxisEffect(axis) for axis in axes}
-        return out, effects | ({BarrierEffect()} if kind == "effect" else set())
+        return out, axis_effects(axes) | ({BarrierEffect()} if kind == "effect" else set())
 
     def _sharding(self, sharding: Param) -> Param:
         if self.rows_in == self.rows_out:
@@ -174,11 +156,11 @@ class Collective:
         )
 
     def _check_dtype(self, dtype: Aval) -> None:
-        remedy = None
         if self.reduction is None:
-            if _carrier(dtype) is None:
-                remedy = "cast it to a supported type first"
-        elif dtype not in NATIVE_DTYPES:
+            check_movable(self.name, dtype)
+            return
+        remedy = None
+        if dtype not in NATIVE_DTYPES:
             remedy = "cast it first, for example with x.astype(jnp.float32) or x.astype(jnp.int32)"
         elif self.reduction == "sum" and dtype == np.bool_:
             remedy = "cast it first, for example with x.astype(jnp.int32)"
@@ -224,13 +206,6 @@ class Collective:
         split = Split.of(axes, axis_data.name, axis_data.size)
         return self.over_batch(x, over_rest, rest, split, **own)
 
-    def _lower_elsewhere(self, ctx: Context, x: Value, **_: Param) -> Value:
-        platforms = ctx.platforms or ctx.module_context.platforms
-        raise NotImplementedError(
-            f"jaxfabric.lax.{self.name} runs on the platform cpu, not on {', '.join(platforms)}: "
-            f"use jax.lax.{self.name} there, or a mesh of CPU devices"
-        )
-
     def _lower(
         self,
         ctx: Context,
@@ -243,75 +218,133 @@ class Collective:
     ) -> Sequence[ir.Value]:
         del kind
         (aval,), (out,) = ctx.avals_in, ctx.avals_out
-        mesh, manual = _compat.lowering_mesh(ctx)
-        positions = replica_groups(dict(mesh.shape), axes, groups)
+        positions = mesh_positions(ctx, axes, groups)
         if all(len(group) == 1 for group in positions):
             if aval.shape != out.shape:
                 x = hlo.reshape(mlir.aval_to_ir_type(ctx.module_context, out), x)
             return [lower_with_sharding_in_types(ctx, x, out)]
 
-        abstract = isinstance(mesh, jax.sharding.AbstractMesh)
-        automatic = [a for a, size in mesh.shape.items() if a not in manual and size > 1]
-        if automatic and (abstract or self.side_effect or not _compat.uses_shardy()):
-            # A position cannot be told, a side effect not be replicated, and GSPMD aborts.
-            raise NotImplementedError(
-                f"jaxfabric.lax.{self.name} under a shard_map that leaves the axes {automatic} "
-                "to the compiler is not supported with an AbstractMesh, in a barrier, or without "
-                "Shardy: make all axes of the mesh manual"
-            )
-        if not abstract:
-            ids = [device.id for device in mesh.devices.flat]
-            _expect_launches(mesh)
-            positions = [[ids[position] for position in group] for group in positions]
-        label = f"{self.name} {aval.dtype.name}[{','.join(map(str, aval.shape))}]"
-
-        def call(ctx: Context, x: ir.Value) -> ir.Value:
-            return self._call(ctx, x, positions, abstract, label, **params)
-
-        if (carrier := _carrier(aval.dtype)) == aval.dtype:
-            y = call(ctx, x)
-        else:
-            packed = aval.update(dtype=carrier), out.update(dtype=carrier)
-            x = _apply(ctx, partial(_pack, carrier=carrier), x, aval, packed[0])
-            y = call(ctx.replace(avals_in=packed[:1], avals_out=packed[1:]), x)
-            y = _apply(ctx, partial(_unpack, dtype=out.dtype), y, packed[1], out)
-        return [lower_with_sharding_in_types(ctx, y, out)]
-
-    def _call(
-        self,
-        ctx: Context,
-        x: ir.Value,
-        members: list[list[int]],
-        by_position: bool,
-        label: str,
-        **params: Param,
-    ) -> ir.Value:
-        # Here, not at the top: importing jaxfabric.lax loads no compiled module.
-        from jaxfabric import _ext, runtime
-
-        if not _compat.lowers_for_export(ctx):
-            runtime.ensure_ready()
-        module, ordinal = _compat.next_ordinal(ctx)
-        site = site_hash(module, ordinal, self.name, label, members, params)
-        _ext.register_site(site, _compat.user_source(ctx))
-        operands, avals = [x], [*ctx.avals_in]
-        if by_position:
-            operands.append(hlo.partition_id())
-            avals.append(core.ShapedArray((), np.dtype(np.uint32)))
-        call = jax.ffi.build_ffi_lowering_function(
-            self.target,
-            has_side_effect=self.side_effect,
-            backend_config={
-                "site": i64(site),
-                "place": i64(site_hash(module, ordinal)),
-                "label": ir.StringAttr.get(label),
-                "members": i64_array([i for group in members for i in group]),
-                "group_sizes": i64_array([len(group) for group in members]),
-                "by_position": i64(by_position),
-                **self.attributes(**params),
-            },
+        carried, x = pack(ctx, aval, x)
+        y = call_fabric(
+            ctx.replace(avals_in=[carried], avals_out=[out.update(dtype=carried.dtype)]),
+            [x],
+            name=self.name,
+            target=self.target,
+            positions=positions,
+            label=f"{self.name} {aval.dtype.name}[{','.join(map(str, aval.shape))}]",
+            site=(params,),
+            side_effect=self.side_effect,
+            attributes=self.attributes(**params),
         )
-        return call(ctx.replace(avals_in=avals), *operands).result
+        return [lower_with_sharding_in_types(ctx, unpack(ctx, y, out), out)]
+
+
+def define(
+    name: str,
+    type_rule: Callable[..., Any],
+    batch: Callable[..., Any],
+    lower: Callable[..., Any],
+) -> Any:  # noqa: ANN401
+    """Makes the primitive jaxfabric_`name` with these rules."""
+    primitive = core.Primitive(f"jaxfabric_{name}")
+    primitive.def_impl(partial(dispatch.apply_primitive, primitive))
+    primitive.def_effectful_abstract_eval(type_rule)
+    batching.fancy_primitive_batchers[primitive] = batch
+    # The groups name devices.
+    _compat.lower_for_each_device_assignment(primitive)
+    # Not cacheable: two equal calls in one module are two sites.
+    mlir.register_lowering(primitive, lower, platform="cpu", cacheable=False)
+    mlir.register_lowering(primitive, partial(_lower_elsewhere, name), cacheable=False)
+    return primitive
+
+
+def axis_effects(axes: Axes) -> set[Any]:
+    """The effects of a collective over `axes`."""
+    return {core.NamedAxisEffect(axis) for axis in axes}
+
+
+def _lower_elsewhere(name: str, ctx: Context, *_: Value, **__: Param) -> Value:
+    platforms = ctx.platforms or ctx.module_context.platforms
+    raise NotImplementedError(
+        f"jaxfabric.lax.{name} runs on the platform cpu, not on {', '.join(platforms)}: "
+        f"use jax.lax.{name} there, or a mesh of CPU devices"
+    )
+
+
+def mesh_positions(ctx: Context, axes: Axes, groups: Groups | None) -> list[list[int]]:
+    """The communicators of a call that is being lowered, as positions in its mesh."""
+    return replica_groups(dict(_compat.lowering_mesh(ctx)[0].shape), axes, groups)
+
+
+def call_fabric(
+    ctx: Context,
+    operands: Sequence[ir.Value],
+    *,
+    name: str,
+    target: str,
+    positions: list[list[int]],
+    label: str,
+    site: tuple[object, ...],
+    attributes: dict[str, ir.Attribute],
+    side_effect: bool = False,
+    **options: Any,  # noqa: ANN401
+) -> ir.Value:
+    """Emits a custom call of the fabric.
+
+    Args:
+        ctx: with the types of `operands` and of the result.
+        operands: the op's own.
+        name: the op, in error messages.
+        target: the FFI target.
+        positions: from `mesh_positions`.
+        label: the op with the type it works on, for messages at run time.
+        site: what tells calls of one op apart, beside the above.
+        attributes: the op's own.
+        side_effect: it must run although nothing uses the result.
+        **options: for jax.ffi.build_ffi_lowering_function.
+    """
+    # Here, not at the top: importing jaxfabric.lax loads no compiled module.
+    from jaxfabric import _ext, runtime
+
+    mesh, manual = _compat.lowering_mesh(ctx)
+    abstract = isinstance(mesh, jax.sharding.AbstractMesh)
+    automatic = [a for a, size in mesh.shape.items() if a not in manual and size > 1]
+    if automatic and (abstract or side_effect or not _compat.uses_shardy()):
+        # A position cannot be told, a side effect not be replicated, and GSPMD aborts.
+        raise NotImplementedError(
+            f"jaxfabric.lax.{name} under a shard_map that leaves the axes {automatic} "
+            "to the compiler is not supported with an AbstractMesh, in a barrier, or without "
+            "Shardy: make all axes of the mesh manual"
+        )
+    members = positions
+    if not abstract:
+        ids = [device.id for device in mesh.devices.flat]
+        _expect_launches(mesh)
+        members = [[ids[position] for position in group] for group in positions]
+    if not _compat.lowers_for_export(ctx):
+        runtime.ensure_ready()
+    module, ordinal = _compat.next_ordinal(ctx)
+    number = site_hash(module, ordinal, name, label, members, *site)
+    _ext.register_site(number, _compat.user_source(ctx))
+    operands, avals = [*operands], [*ctx.avals_in]
+    if abstract:
+        operands.append(hlo.partition_id())
+        avals.append(core.ShapedArray((), np.dtype(np.uint32)))
+    call = jax.ffi.build_ffi_lowering_function(
+        target,
+        has_side_effect=side_effect,
+        backend_config={
+            "site": i64(number),
+            "place": i64(site_hash(module, ordinal)),
+            "label": ir.StringAttr.get(label),
+            "members": i64_array([i for group in members for i in group]),
+            "group_sizes": i64_array([len(group) for group in members]),
+            "by_position": i64(abstract),
+            **attributes,
+        },
+        **options,
+    )
+    return call(ctx.replace(avals_in=avals), *operands).result
 
 
 def _expect_launches(mesh: jax.sharding.Mesh) -> None:
@@ -351,36 +384,3 @@ def site_hash(*what: object) -> int:
     """Returns 63 bits that are the same on every process for the same call of the same program."""
     digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def _carrier(dtype: Aval) -> Aval:
-    """A native type that can hold `dtype` while it is moved, or None."""
-    if dtype in NATIVE_DTYPES:
-        return dtype
-    if jnp.issubdtype(dtype, np.integer):  # int4 and so on: one element per byte.
-        return np.dtype(np.uint8 if jnp.issubdtype(dtype, np.unsignedinteger) else np.int8)
-    if jnp.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits in (4, 8):
-        return np.dtype(np.uint8)
-    return None
-
-
-def _pack(x: jax.Array, carrier: Aval) -> jax.Array:
-    if jnp.issubdtype(x.dtype, np.floating):
-        bits = jnp.uint4 if jnp.finfo(x.dtype).bits == 4 else jnp.uint8
-        x = jax.lax.bitcast_convert_type(x, bits)
-    return x.astype(carrier)
-
-
-def _unpack(x: jax.Array, dtype: Aval) -> jax.Array:
-    if jnp.issubdtype(dtype, np.floating):
-        bits = jnp.uint4 if jnp.finfo(dtype).bits == 4 else jnp.uint8
-        return jax.lax.bitcast_convert_type(x.astype(bits), dtype)
-    return x.astype(dtype)
-
-
-def _apply(
-    ctx: Context, f: Callable[..., jax.Array], x: ir.Value, aval: Aval, out: Aval
-) -> ir.Value:
-    """Emits the operations of `f` between custom calls."""
-    rule = mlir.lower_fun(f, multiple_results=False)
-    return rule(ctx.replace(primitive=None, avals_in=[aval], avals_out=[out]), x)[0]
