@@ -392,3 +392,15 @@ def test_mistakes_are_errors_that_name_rank_line_and_value(rows):
         jaxfabric.initialize()
     metadata[1][2, 3] = metadata[3][3, 2]
     np.testing.assert_array_equal(f(x, y, *metadata), expected(x, y, metadata))
+
+
+def test_custom_call():
+    x, y = blocks(4, 12)
+    metadata = slices(4, 1, 3, dtype=np.uint8)
+    f = jax.jit(spread(call, model.grid({"i": 4}).abstract_mesh))
+    text = f.lower(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, y, *metadata))).as_text()
+    (line,) = (line for line in text.splitlines() if "@jaxfabric_ragged_all_to_all" in line)
+    assert 'label = "ragged_all_to_all float32[12,3]"' in line
+    assert "operand_index = 1" in line  # The result begins as the output.
+    types = ", ".join([*["tensor<12x3xf32>"] * 2, *["tensor<4xi64>"] * 4, "tensor<ui32>"])
+    assert f"({types}) -> tensor<12x3xf32>" in line
