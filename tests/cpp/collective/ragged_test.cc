@@ -127,10 +127,15 @@ struct Mistake {
 };
 
 constexpr int64_t kHuge = int64_t{1} << 62;
+constexpr int64_t kLastRow = -1000;  // the offset of the last row, though two rows follow
 const Mistake kMistakes[] = {
     {"input before", &Slices::input_offsets, -1, Code::kInvalidArgument, "input_offsets[#] is -1"},
     {"input behind", &Slices::input_offsets, kHuge, Code::kInvalidArgument,
      "input_offsets[#] is 4611686018427387904 and send_sizes[#] is 2, but its operand has"},
+    {"input one too far", &Slices::input_offsets, kLastRow, Code::kInvalidArgument,
+     " and send_sizes[#] is 2, but its operand has"},
+    {"output one too far", &Slices::output_offsets, kLastRow, Code::kInvalidArgument,
+     " and send_sizes[#] is 2, but the output of rank"},
     {"negative size", &Slices::send_sizes, -2, Code::kInvalidArgument, "send_sizes[#] is -2"},
     {"more than there is", &Slices::send_sizes, kHuge, Code::kInvalidArgument,
      "send_sizes[#] is 4611686018427387904, but its operand has"},
@@ -161,7 +166,9 @@ Problem Mistaken(int size, size_t count, const Mistake& mistake, bool with_itsel
       slices.recv_sizes.push_back(2);
     }
     if (position == size - 1 && launch >= from_launch) {
-      (slices.*mistake.array)[with_itself ? static_cast<size_t>(size) - 1 : 0] = mistake.value;
+      const auto last = static_cast<int64_t>(count) * size - 1;
+      (slices.*mistake.array)[with_itself ? static_cast<size_t>(size) - 1 : 0] =
+          mistake.value == kLastRow ? last : mistake.value;
     }
     return slices;
   };
