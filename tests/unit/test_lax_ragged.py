@@ -10,72 +10,18 @@ import lax_model as model
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
+from ragged_model import SPEC, blocks, call, expected, slices, spread
 
 from jaxfabric import lax
 from jaxfabric.lax.ragged_all_to_all import lower_ragged_all_to_all
 
 VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
-SPEC = PartitionSpec("i")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "int4")
 TYPES = (
     *INTEGERS,
     *("bool", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float4_e2m1fn", "uint4", "int2"),
 )
-
-
-def slices(n, each, rows, seed=0, dtype=np.int32):
-    """Random slices, one row of each array per rank, that overlap nowhere.
-
-    An operand and a result have `n * rows` rows: `rows` for each rank that they are for or from.
-    """
-    random = np.random.default_rng(seed)
-    room = rows // each
-    shape = (n, n, each)  # sender, receiver, slice
-    sizes = random.integers(0, room + 1, shape)
-    sizes[0, -1] = 0
-    sizes[-1, 0] = room
-    begin = np.arange(n)[:, None] * rows + np.arange(each) * room
-    spare = room - sizes
-    input_offsets = begin[None] + random.integers(0, spare + 1)
-    output_offsets = begin[:, None] + random.integers(0, spare + 1)
-    recv_sizes = sizes.transpose(1, 0, 2)
-    arrays = (input_offsets, sizes, output_offsets, recv_sizes)
-    return tuple(a.reshape(n, n * each).astype(dtype) for a in arrays)
-
-
-def expected(operands, outputs, metadata, groups=None):
-    """What every rank gets."""
-    results = [np.array(output) for output in outputs]
-    for group in groups or [range(len(operands))]:
-        each = metadata[0].shape[1] // len(group)
-        for sender in group:
-            start, size, to, _ = (array[sender] for array in metadata)
-            for k in range(len(group) * each):
-                rows = operands[sender][start[k] : start[k] + size[k]]
-                results[group[k // each]][to[k] : to[k] + size[k]] = rows
-    return np.stack(results)
-
-
-def blocks(n, rows, tail=(3,), dtype=np.float32, seed=1):
-    random = np.random.default_rng(seed)
-    x, y = random.integers(-7, 8, (2, n, rows, *tail))
-    if np.dtype(dtype) == np.bool_:
-        return x > 0, y > 0
-    return x.astype(dtype), y.astype(dtype)
-
-
-def spread(f, mesh, check_vma=True, spec=SPEC):
-    """shard_map of a function of one rank's arrays, for arrays with one block per rank."""
-
-    def body(*arrays):
-        return jax.tree.map(lambda y: y[None], f(*(a[0] for a in arrays)))
-
-    return jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
-
-
-def call(x, y, *metadata, **kwargs):
-    return lax.ragged_all_to_all(x, y, *metadata, **{"axis_name": "i", **kwargs})
 
 
 @VMA
@@ -379,7 +325,11 @@ def test_mistakes_are_errors_that_name_rank_line_and_value(rows):
     x, y = blocks(4, 4 * rows)
     metadata = slices(4, 1, rows)
     metadata[1][2, 3] = -7
-    f = jax.jit(spread(call, model.grid({"i": 4})))
+
+    def from_here(*arrays):
+        return lax.ragged_all_to_all(*arrays, axis_name="i")
+
+    f = jax.jit(spread(from_here, model.grid({"i": 4})))
     try:
         with pytest.raises(
             Exception, match=r"on rank 2 \(process 0.*send_sizes\[3\] is -7"
