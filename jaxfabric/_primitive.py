@@ -11,7 +11,6 @@ Primitives are pure: two of them in one program have no order except by data.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,10 +25,10 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import ad, batching, mlir
 
-from jaxfabric import _compat, _report
-from jaxfabric._compat import i64, i64_array
-from jaxfabric._dtypes import NATIVE_DTYPES, carrier_of, pack, unpack
-from jaxfabric._groups import Axes, Groups, Split, communicator_size, replica_groups
+from jaxfabric import _compat
+from jaxfabric._dtypes import NATIVE_DTYPES, check_movable, pack, unpack
+from jaxfabric._emit import HANDLE, call_fabric, label, mesh_positions
+from jaxfabric._groups import Axes, Groups, Split, communicator_size
 from jaxfabric._portable import names_positions
 
 Value = Any  # An array or a tracer of one.
@@ -39,10 +38,6 @@ Param = Any  # A hashable parameter of a primitive.
 
 # Frames of jaxfabric are not the user's: errors name the line that called jaxfabric.lax.
 _compat.hide_frames(os.path.join(os.path.dirname(os.path.abspath(__file__)), ""))
-
-
-# What the first half of a call gives to the second.
-HANDLE = core.ShapedArray((), np.dtype(np.uint64))
 
 
 class BarrierEffect(core.Effect):
@@ -94,20 +89,12 @@ class Collective:
     primitive: Any = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        primitive = core.Primitive(f"jaxfabric_{self.name}")
+        primitive = define(self.name, self._type, self._batch, self.lower)
         object.__setattr__(self, "primitive", primitive)
-        primitive.def_impl(partial(dispatch.apply_primitive, primitive))
-        primitive.def_effectful_abstract_eval(self._type)
         if self.transpose is not None:
             ad.deflinear2(primitive, lambda *args, **params: (self.transpose(*args, **params),))
         if self.jvp is not None:
             ad.primitive_jvps[primitive] = self.jvp
-        batching.fancy_primitive_batchers[primitive] = self._batch
-        # The groups name devices.
-        _compat.lower_for_each_device_assignment_if({primitive}, lambda: not names_positions())
-        # Not cacheable: two equal calls in one module are two sites.
-        mlir.register_lowering(primitive, self.lower, platform="cpu", cacheable=False)
-        mlir.register_lowering(primitive, self._lower_elsewhere, cacheable=False)
         _collectives[self.name] = self
 
     def bind(
@@ -157,8 +144,7 @@ class Collective:
             weak_type=False,
             manual_axis_type=manual,
         )
-        effects: set[Any] = {core.NamedAxisEffect(axis) for axis in axes}
-        return out, effects | ({BarrierEffect()} if kind == "effect" else set())
+        return out, axis_effects(axes) | ({BarrierEffect()} if kind == "effect" else set())
 
     def _sharding(self, sharding: Param) -> Param:
         if self.rows_in == self.rows_out:
@@ -172,11 +158,11 @@ class Collective:
 
     def check_dtype(self, dtype: Aval) -> None:
         """Raises TypeError for a dtype that the collective does not take."""
-        remedy = None
         if self.reduction is None:
-            if carrier_of(dtype) is None:
-                remedy = "cast it to a supported type first"
-        elif dtype not in NATIVE_DTYPES:
+            check_movable(self.name, dtype)
+            return
+        remedy = None
+        if dtype not in NATIVE_DTYPES:
             remedy = "cast it first, for example with x.astype(jnp.float32) or x.astype(jnp.int32)"
         elif self.reduction == "sum" and dtype == np.bool_:
             remedy = "cast it first, for example with x.astype(jnp.int32)"
@@ -222,13 +208,6 @@ class Collective:
         split = Split.of(axes, axis_data.name, axis_data.size)
         return self.over_batch(x, over_rest, rest, split, **own)
 
-    def _lower_elsewhere(self, ctx: Context, x: Value, **_: Param) -> Value:
-        platforms = ctx.platforms or ctx.module_context.platforms
-        raise NotImplementedError(
-            f"jaxfabric.lax.{self.name} runs on the platform cpu, not on {', '.join(platforms)}: "
-            f"use jax.lax.{self.name} there, or a mesh of CPU devices"
-        )
-
     def lower(
         self,
         ctx: Context,
@@ -260,115 +239,68 @@ class Collective:
             A value, and what makes the result of it, later in the program.
         """
         (aval,), (out,) = ctx.avals_in, ctx.avals_out
-        mesh, manual = _compat.lowering_mesh(ctx)
-        positions = replica_groups(dict(mesh.shape), axes, groups)
+        positions = mesh_positions(ctx, axes, groups)
         if all(len(group) == 1 for group in positions):
             if aval.shape != out.shape:
                 x = hlo.reshape(mlir.aval_to_ir_type(ctx.module_context, out), x)
             return x, lambda _, y: y
 
-        concrete = not isinstance(mesh, jax.sharding.AbstractMesh)
-        if concrete:
-            _expect_launches(mesh)
-        abstract = not concrete or names_positions()
-        automatic = [a for a, size in mesh.shape.items() if a not in manual and size > 1]
-        if automatic and (abstract or self.side_effect or not _compat.uses_shardy()):
-            # A position cannot be told, a side effect not be replicated, and GSPMD aborts.
-            raise NotImplementedError(
-                f"jaxfabric.lax.{self.name} under a shard_map that leaves the axes {automatic} "
-                "to the compiler is not supported with an AbstractMesh, in a barrier, or without "
-                "Shardy: make all axes of the mesh manual"
-            )
-        if not abstract:
-            ids = [device.id for device in mesh.devices.flat]
-            positions = [[ids[position] for position in group] for group in positions]
-        carrier = carrier_of(aval.dtype)
-        packed, got = aval.update(dtype=carrier), out.update(dtype=carrier)
-        if carrier != aval.dtype:
-            x = lower_locally(ctx, partial(pack, carrier=carrier), (x,), (aval,), packed)
-        inner = ctx.replace(avals_in=[packed], avals_out=[HANDLE if halves else got])
-        target = self.target + ("_start" if halves else "")
-        y = self._call(inner, target, x, positions, abstract, _label(self.name, aval), **params)
+        packed, x = pack(ctx, aval, x)
+        got = out.update(dtype=packed.dtype)
+        y = call_fabric(
+            ctx.replace(avals_in=[packed], avals_out=[HANDLE if halves else got]),
+            [x],
+            name=self.name,
+            target=self.target + ("_start" if halves else ""),
+            positions=positions,
+            label=label(self.name, aval),
+            site=(params,),
+            # Two equal starts are two.
+            side_effect=self.side_effect or halves,
+            attributes=self.attributes(**params),
+        )
 
         def finish(ctx: Context, y: ir.Value) -> ir.Value:
             if halves:
                 done = ctx.replace(avals_in=[HANDLE], avals_out=[got])
-                # Pure it could be moved before its start's operands are computed, or be dropped.
+                # Pure it could be dropped, and what its start holds with it.
                 call = jax.ffi.build_ffi_lowering_function("jaxfabric_done", has_side_effect=True)
                 y = call(done, y).result
-            if carrier == out.dtype:
-                return y
-            return lower_locally(ctx, partial(unpack, dtype=out.dtype), (y,), (got,), out)
+            return unpack(ctx, y, out)
 
         return y, finish
 
-    def _call(
-        self,
-        ctx: Context,
-        target: str,
-        x: ir.Value,
-        members: list[list[int]],
-        by_position: bool,
-        label: str,
-        **params: Param,
-    ) -> ir.Value:
-        # Here, not at the top: importing jaxfabric.lax loads no compiled module.
-        from jaxfabric import _ext, runtime
 
-        if not _compat.lowers_for_export(ctx):
-            runtime.ensure_ready()
-        module, ordinal = note(ctx, self.name, _report.FABRIC)
-        site = site_hash(module, ordinal, self.name, label, members, params)
-        _ext.register_site(site, _compat.user_source(ctx))
-        operands, avals = [x], [*ctx.avals_in]
-        if by_position:
-            operands.append(hlo.partition_id())
-            avals.append(core.ShapedArray((), np.dtype(np.uint32)))
-        call = jax.ffi.build_ffi_lowering_function(
-            target,
-            # Two equal starts are two.
-            has_side_effect=self.side_effect or ctx.avals_out[0] is HANDLE,
-            backend_config={
-                "site": i64(site),
-                "place": i64(site_hash(module, ordinal)),
-                "label": ir.StringAttr.get(label),
-                "members": i64_array([i for group in members for i in group]),
-                "group_sizes": i64_array([len(group) for group in members]),
-                "by_position": i64(by_position),
-                **self.attributes(**params),
-            },
-        )
-        return call(ctx.replace(avals_in=avals), *operands).result
+def define(
+    name: str,
+    type_rule: Callable[..., Any],
+    batch: Callable[..., Any],
+    lower: Callable[..., Any],
+) -> Any:  # noqa: ANN401
+    """Makes the primitive jaxfabric_`name` with these rules."""
+    primitive = core.Primitive(f"jaxfabric_{name}")
+    primitive.def_impl(partial(dispatch.apply_primitive, primitive))
+    primitive.def_effectful_abstract_eval(type_rule)
+    batching.fancy_primitive_batchers[primitive] = batch
+    # The groups name devices.
+    _compat.lower_for_each_device_assignment_if({primitive}, lambda: not names_positions())
+    # Not cacheable: two equal calls in one module are two sites.
+    mlir.register_lowering(primitive, lower, platform="cpu", cacheable=False)
+    mlir.register_lowering(primitive, partial(_lower_elsewhere, name), cacheable=False)
+    return primitive
 
 
-def note(ctx: Context, name: str, runner: str, reason: str = "") -> tuple[str, int]:
-    """Puts the call being lowered on the report; returns its module and its number in that."""
-    module, ordinal = _compat.next_ordinal(ctx)
-    aval = ctx.avals_in[0]
-    _report.record(
-        _report.Entry(
-            program=module.removeprefix("jit_"),
-            number=ordinal,
-            call=_label(name, aval),
-            source=_compat.user_source(ctx),
-            size_bytes=aval.size * aval.dtype.itemsize,
-            runner=runner,
-            reason=reason,
-        )
+def axis_effects(axes: Axes) -> set[Any]:
+    """The effects of a collective over `axes`."""
+    return {core.NamedAxisEffect(axis) for axis in axes}
+
+
+def _lower_elsewhere(name: str, ctx: Context, *_: Value, **__: Param) -> Value:
+    platforms = ctx.platforms or ctx.module_context.platforms
+    raise NotImplementedError(
+        f"jaxfabric.lax.{name} runs on the platform cpu, not on {', '.join(platforms)}: "
+        f"use jax.lax.{name} there, or a mesh of CPU devices"
     )
-    return module, ordinal
-
-
-def _label(name: str, aval: Aval) -> str:
-    return f"{name} {aval.dtype.name}[{','.join(map(str, aval.shape))}]"
-
-
-def _expect_launches(mesh: jax.sharding.Mesh) -> None:
-    """Lets the core work out the first run id of a program on a mesh over several processes."""
-    from jaxfabric import _ext
-
-    if mesh.is_multi_process:
-        _ext.add_device_list([device.id for device in mesh.devices.flat])
 
 
 _collectives: dict[str, Collective] = {}
@@ -377,22 +309,3 @@ _collectives: dict[str, Collective] = {}
 def collective(name: str) -> Collective:
     """Returns the collective called `name`, for rules that turn one into another."""
     return _collectives[name]
-
-
-def site_hash(*what: object) -> int:
-    """Returns 63 bits that are the same on every process for the same call of the same program."""
-    digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def lower_locally(
-    ctx: Context,
-    f: Callable[..., jax.Array],
-    operands: Sequence[ir.Value],
-    avals: Sequence[Aval],
-    out: Aval,
-) -> ir.Value:
-    """Emits the operations of `f`, which has no collective, around a custom call."""
-    rule = mlir.lower_fun(f, multiple_results=False)
-    inner = ctx.replace(primitive=None, avals_in=[*avals], avals_out=[out])
-    return rule(inner, *operands)[0]

@@ -20,11 +20,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxfabric import _compat, _report, config, hlo, runtime
+from jaxfabric._emit import lower_locally, note
 from jaxfabric._groups import as_axes
 from jaxfabric._plans import PLANS, LeaveToXlaError, Plan, Rule, Sizes
 from jaxfabric._portable import names_positions, portable
-from jaxfabric._primitive import Aval, Context, Param, Value, collective, lower_locally, note
+from jaxfabric._primitive import Aval, Context, Param, Value, collective
 from jaxfabric.lax.all_reduce import psum
+from jaxfabric.lax.ragged_all_to_all import lower_ragged_all_to_all
 
 MODES = ("lax", "hlo")
 
@@ -172,6 +174,7 @@ def _install() -> None:
     # One-sided for JAX; here all ranks of a program do both, and a token is a started ppermute.
     rules["psend"] = partial(_lower, "psend", PLANS["ppermute"], halves=True)
     rules["precv"] = _lower_receive
+    rules["ragged_all_to_all"] = lower_ragged_all_to_all
     rules["pbroadcast_dynamic"] = _lower_dynamic_broadcast
     taken = set()
     for name, rule in rules.items():

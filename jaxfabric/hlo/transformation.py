@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from jaxfabric import _compat
-from jaxfabric._primitive import site_hash
+from jaxfabric._emit import site_hash
 from jaxfabric.hlo import fragments
 from jaxfabric.hlo.fragments import Attribute, Describe, Fragment
 from jaxfabric.hlo.groups import (

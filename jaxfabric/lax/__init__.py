@@ -17,6 +17,7 @@ from jaxfabric.lax.all_to_all import all_to_all, pswapaxes
 from jaxfabric.lax.barrier import barrier
 from jaxfabric.lax.broadcast import pbroadcast
 from jaxfabric.lax.permute import ppermute, pshuffle
+from jaxfabric.lax.ragged_all_to_all import ragged_all_to_all
 from jaxfabric.lax.reduce_scatter import psum_scatter
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "psum",
     "psum_scatter",
     "pswapaxes",
+    "ragged_all_to_all",
 ]

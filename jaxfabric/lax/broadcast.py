@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxfabric import _compat
 from jaxfabric._groups import Axes, AxisName, Groups, Split, as_axes, communicator_size
-from jaxfabric._primitive import Collective, Value, collective, i64
+from jaxfabric._primitive import Collective, Value, collective
 from jaxfabric.lax.all_gather import all_gather
 
 
@@ -33,7 +34,7 @@ def _transpose(
 _broadcast = Collective(
     name="pbroadcast",
     target="jaxfabric_broadcast",
-    attributes=lambda root: {"root": i64(root)},
+    attributes=lambda root: {"root": _compat.i64(root)},
     over_batch=_over_batch,
     transpose=_transpose,
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxfabric import _compat
 from jaxfabric._groups import Axes, AxisName, Groups, Split, as_axes, communicator_size
-from jaxfabric._primitive import Collective, Value, i64_array
+from jaxfabric._primitive import Collective, Value
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -46,7 +46,9 @@ def _transpose(
 _permute = Collective(
     name="ppermute",
     target="jaxfabric_permute",
-    attributes=lambda pairs: {"pairs": i64_array([rank for pair in pairs for rank in pair])},
+    attributes=lambda pairs: {
+        "pairs": _compat.i64_array([rank for pair in pairs for rank in pair])
+    },
     over_batch=_over_batch,
     transpose=_transpose,
 )

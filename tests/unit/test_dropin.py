@@ -118,6 +118,32 @@ def test_what_jax_cannot_do_on_cpu():
         program(lambda v: lax.pbroadcast(v, "j", 2))(x)
 
 
+def test_ragged_all_to_all():
+    """Rank i sends i + 1 rows to the next rank of its row of the mesh; JAX cannot on a CPU."""
+
+    def f(x):
+        me = lax.axis_index("j")
+        sizes = jnp.where(jnp.arange(4) == (me + 1) % 4, me + 1, 0)
+        got = jnp.where(jnp.arange(4) == (me - 1) % 4, (me - 1) % 4 + 1, 0)
+        zeros = jnp.zeros(4, np.int32)
+        output = jnp.full((5, 3), -1.0, x.dtype)
+        return lax.ragged_all_to_all(x, output, zeros, sizes, zeros, got, axis_name="j")
+
+    x = whole()
+    with jaxfabric.enabled():
+        f_jitted = program(f, check_vma=False)
+        y = np.asarray(f_jitted(x))
+        assert calls(f_jitted, x) == 1
+        g = program(lambda v: jax.grad(lambda v: f(v).sum())(v), check_vma=False)(x)
+    for rank in range(8):
+        row, me = divmod(rank, 4)
+        sender = (me - 1) % 4
+        want = np.full((5, 3), -1.0)
+        want[: sender + 1] = x[row * 4 + sender, : sender + 1]
+        np.testing.assert_array_equal(y[rank], want)
+        np.testing.assert_array_equal(g[rank], np.repeat(np.arange(8)[:, None] <= me, 3, 1))
+
+
 def test_pbroadcast_from_a_traced_source():
     if not hasattr(jax._src.lax.parallel, "pbroadcast_dynamic_p"):
         pytest.skip("this JAX takes no traced source")

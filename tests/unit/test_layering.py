@@ -35,8 +35,11 @@ SOURCES = sorted(
     if path.suffix in {".h", ".cc", ".cu", ".cuh", ".inc"}
 )
 PYTHON = sorted((support.ROOT / "jaxfabric").rglob("*.py"))
-PRIVATE_JAX_ALLOWED = {support.ROOT / "jaxfabric" / "_primitive.py"} | {
-    *(support.ROOT / "jaxfabric" / "_compat").glob("*.py")
+PACKAGE = support.ROOT / "jaxfabric"
+PRIVATE_JAX_ALLOWED = {
+    PACKAGE / "_primitive.py",
+    PACKAGE / "_emit.py",
+    *(PACKAGE / "_compat").glob("*.py"),
 }
 
 

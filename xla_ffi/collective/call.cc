@@ -22,6 +22,8 @@ std::string_view OpKindName(OpKind kind) {
       return "broadcast";
     case OpKind::kBarrier:
       return "barrier";
+    case OpKind::kRaggedAllToAll:
+      return "ragged_all_to_all";
   }
   return "unknown";
 }

@@ -19,6 +19,7 @@ enum class OpKind : uint32_t {
   kPermute,
   kBroadcast,
   kBarrier,
+  kRaggedAllToAll,
 };
 
 std::string_view OpKindName(OpKind kind);
@@ -40,6 +41,24 @@ struct CallSpec {
   Status Validate() const;
 };
 
+// The shapes of a ragged_all_to_all: an operand and a result of rows, and four arrays that say,
+// slice by slice, which rows go where. Rank i gets the slices number i * slices / n and following.
+struct RaggedSizes {
+  size_t row_bytes = 0;
+  size_t input_rows = 0;
+  size_t output_rows = 0;
+  size_t slices = 0;  // length of each of the arrays
+};
+
+struct RaggedBuffers {
+  // What the result holds where nothing is written: another buffer, or the result's own.
+  const std::byte* initial = nullptr;
+  const int64_t* input_offsets = nullptr;   // rows of the operand
+  const int64_t* send_sizes = nullptr;      // in rows
+  const int64_t* output_offsets = nullptr;  // rows of the receiver's result
+  const int64_t* recv_sizes = nullptr;      // the senders' send_sizes
+};
+
 // One execution's buffers. Sizes and type are those of the compiled program.
 struct Buffers {
   const std::byte* input = nullptr;
@@ -47,6 +66,8 @@ struct Buffers {
   size_t input_bytes = 0;
   size_t output_bytes = 0;
   DType dtype = DType::kInvalid;
+  RaggedSizes ragged_sizes;
+  RaggedBuffers ragged;
 };
 
 }  // namespace jaxfabric

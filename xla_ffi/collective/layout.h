@@ -22,6 +22,9 @@ inline constexpr int kDoneLog = 16;
 inline constexpr size_t kInlineBytes = 40;
 inline constexpr size_t kReserveBytes = 1152;
 
+// Bytes from `offset` of a stream to the end of the ring that it goes round in.
+inline size_t UntilWrap(size_t offset, size_t ring) { return ring - offset % ring; }
+
 // Where a rank's contribution to one execution lies.
 enum class Placement : uint32_t {
   kNone = 0,    // this rank contributes nothing (it only receives)
@@ -42,6 +45,12 @@ inline int32_t TagLaunch(uint64_t tag) {
 }
 inline uint32_t TagOccurrence(uint64_t tag) { return static_cast<uint32_t>(tag) - 1; }
 
+// Begins every sub-stream of a ragged_all_to_all, once per slice; the rows of the slices follow.
+struct RaggedSlice {
+  int64_t output_offset;  // first row in the receiver's result
+  int64_t rows;
+};
+
 struct alignas(64) PublishLine {
   // Written last, with release: who loads the tag with acquire sees the rest of the line, the
   // staged bytes announced by it, and zeroed progress counters.
@@ -61,6 +70,7 @@ struct alignas(64) PublishLine {
     struct {  // kDirect: addresses in the owner's process
       uint64_t input;
       uint64_t output;
+      uint64_t ragged;  // ragged_all_to_all: the owner's RaggedBuffers
     } direct;
   };
 };

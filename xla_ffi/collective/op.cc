@@ -33,7 +33,7 @@ void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint
   std::fill(pulled_.begin(), pulled_.end(), uint8_t{0});
   pulled_count_ = 0;
   next_reader_ = 0;
-  produced_ = consumed_ = results_ = results_consumed_ = 0;
+  stream_ = produced_ = consumed_ = results_ = results_consumed_ = 0;
   started = reported = {};
   warned = false;
 }
@@ -61,6 +61,9 @@ bool Op::Advance() {
             break;
           case Algorithm::kTwoShot:
             step = StepTwoShot();
+            break;
+          case Algorithm::kRagged:
+            step = StepRagged();
             break;
           case Algorithm::kPull:
             step = StepPull();
@@ -110,6 +113,11 @@ bool Op::Setup() {
 void Op::RunLocal() {
   // Everything a rank gives, it gives to itself.
   const Plan& plan = participant_.plan();
+  if (plan.kind == OpKind::kRaggedAllToAll) {
+    if (PrepareRagged()) CopyOwnSlices();
+    stage_ = Stage::kFinished;
+    return;
+  }
   const bool gets_nothing = plan.kind == OpKind::kPermute && !plan.from_self;
   if (gets_nothing) {
     std::memset(buffers_.output, 0, buffers_.output_bytes);
@@ -125,6 +133,10 @@ bool Op::Claim() {
   if (participant.communicator()->poisoned()) {
     Fail(participant.WithCaller(participant.communicator()->failure()));
     return true;
+  }
+  if (stream_ == 0) {
+    stream_ = plan.stream;
+    if (plan.kind == OpKind::kRaggedAllToAll && !PrepareRagged()) return true;
   }
   if (slot_ < 0) {
     slot_ = participant.TryClaimSlot(tag_, entry_);
@@ -200,6 +212,7 @@ void Op::Publish() {
     line.placement = Placement::kDirect;
     line.direct.input = reinterpret_cast<uint64_t>(buffers_.input);
     line.direct.output = reinterpret_cast<uint64_t>(buffers_.output);
+    line.direct.ragged = reinterpret_cast<uint64_t>(&buffers_.ragged);
   } else {
     const std::byte* window = participant_.fabric().window();
     line.placement = Placement::kStaged;
@@ -254,7 +267,7 @@ Slot* Op::Find(int peer) {
 }
 
 uint64_t Op::Consumed(const Slot* slot, int peer, bool results) const {
-  const uint64_t everything = participant_.plan().stream;
+  const uint64_t everything = stream_;
   if (!slot) {
     // Not there: either it has not begun, or it has finished and moved on.
     const auto& readers = participant_.plan().readers;
@@ -266,63 +279,6 @@ uint64_t Op::Consumed(const Slot* slot, int peer, bool results) const {
   const uint64_t consumed = counter.load(std::memory_order_acquire);
   // A recycled slot shows another tag before it shows other counters: see Publish().
   return slot->publish.tag.load(std::memory_order_acquire) == tag_ ? consumed : everything;
-}
-
-std::vector<int> Op::Missing() const {
-  const Plan& plan = participant_.plan();
-  std::vector<int> missing;
-  switch (stage_) {
-    case Stage::kSetup:
-      return participant_.NotAnnounced();
-    case Stage::kClaim:
-      // In the order of entry: while it is not this one's turn, an earlier one knows.
-      return slot_ < 0 ? participant_.ReadersOfFullSlots() : missing;
-    case Stage::kTransfer:
-      for (int peer = 0; peer < plan.size; ++peer) {
-        if (NeedsAsSource(peer) || NeedsAsReader(peer)) missing.push_back(peer);
-      }
-      return missing;
-    case Stage::kLinger:
-      for (size_t reader = next_reader_; reader < plan.readers.size(); ++reader) {
-        if (!participant_.ReaderDone(reader, slot_, tag_)) missing.push_back(plan.readers[reader]);
-      }
-      return missing;
-    case Stage::kRevoke:
-    case Stage::kFinished:
-      return missing;
-  }
-  return missing;
-}
-
-bool Op::NeedsAsSource(int peer) const {
-  const Plan& plan = participant_.plan();
-  if (!std::binary_search(plan.sources.begin(), plan.sources.end(), peer)) return false;
-  const auto index = static_cast<size_t>(peer);
-  const Slot* slot = found_[index] ? found_[index] : Look(peer);
-  if (plan.algorithm == Algorithm::kPull) return plan.reduces ? !slot : !pulled_[index];
-  if (!slot) return !sources_found_;
-  if (slot->publish.placement == Placement::kInline) return false;
-  // Acquire: as in the steps, though nothing is read here.
-  if (slot->produce.produced.load(std::memory_order_acquire) < plan.stream &&
-      consumed_ < plan.stream) {
-    return true;
-  }
-  return plan.algorithm == Algorithm::kTwoShot && results_consumed_ < plan.stream &&
-         slot->produce.results.load(std::memory_order_acquire) < plan.stream;
-}
-
-bool Op::NeedsAsReader(int peer) const {
-  const Plan& plan = participant_.plan();
-  // Direct buffers: see Linger().
-  if (plan.algorithm == Algorithm::kPull) return false;
-  if (!std::binary_search(plan.readers.begin(), plan.readers.end(), peer)) return false;
-  const Slot* slot = found_[static_cast<size_t>(peer)];
-  if (!slot) slot = Look(peer);
-  if (produced_ < plan.stream && Consumed(slot, peer, /*results=*/false) + ring_ < plan.stream) {
-    return true;
-  }
-  return plan.algorithm == Algorithm::kTwoShot && results_ < plan.stream &&
-         Consumed(slot, peer, /*results=*/true) + result_ring_ < plan.stream;
 }
 
 bool Op::Linger() {

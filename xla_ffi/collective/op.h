@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "base/deadline.h"
@@ -69,6 +70,7 @@ class Op {
   void RunLocal();
   bool StepOneShot();
   bool StepTwoShot();
+  bool StepRagged();
   bool StepPull();
   bool Linger();
   bool Revoke();
@@ -79,12 +81,25 @@ class Op {
   bool Produce();
   void StageSegment(size_t offset, size_t bytes);
   void Consume(size_t offset, size_t bytes);
+  size_t ContiguousLimit(size_t offset) const;
   bool FindSources();
   // algorithm/pull.cc
   bool PullFrom(int source);
   bool Revoked(int peer);
   void ReduceDirect();
   Status ReadPeer(int peer, uint64_t address, void* destination, size_t bytes);
+
+  // algorithm/ragged.cc
+  bool PrepareRagged();
+  Status CheckOwnSlices() const;
+  Status CheckSlices(int source, std::span<const RaggedSlice> slices) const;
+  bool AcceptSlices();
+  void CopyOwnSlices();
+  void StageSlices(int to, std::byte* ring, size_t offset, size_t bytes);
+  bool ReceiveSlices();
+  void Receive(int source, size_t bytes);
+  bool Acknowledged();
+  bool PullSlices(int source);
 
   // The peer's slot for this execution; null while it has not been published.
   Slot* Look(int peer) const;
@@ -93,9 +108,9 @@ class Op {
   const std::byte* Contribution(int peer, size_t offset) const;
   // How far the reader has come; everything if it has moved on. `slot`: its own one, if it has one.
   uint64_t Consumed(const Slot* slot, int peer, bool results) const;
+  // missing.cc
   bool NeedsAsSource(int peer) const;
   bool NeedsAsReader(int peer) const;
-  size_t ContiguousLimit(size_t offset) const;
 
   Participant& participant_;
   Buffers buffers_;
@@ -118,15 +133,25 @@ class Op {
   std::vector<const void*> operands_;  // scratch for Reduce, by position
   std::vector<uint8_t> pulled_;        // by position
   int pulled_count_ = 0;
-  size_t next_reader_ = 0;  // Linger: readers before it are done
+  size_t next_reader_ = 0;  // Linger, Acknowledged: readers before it are done
   uint64_t ring_ = 0;       // bytes of one of the own sub-streams' rings
   uint64_t result_ring_ = 0;
   std::byte* staging_ = nullptr;
   std::byte* result_staging_ = nullptr;
+  uint64_t stream_ = 0;  // bytes of the longest of the own sub-streams
   uint64_t produced_ = 0;
   uint64_t consumed_ = 0;
   uint64_t results_ = 0;
   uint64_t results_consumed_ = 0;
+  struct Ragged {
+    std::vector<RaggedSlice> sent;      // by destination and slice
+    std::vector<RaggedSlice> received;  // by source and slice
+    std::vector<uint64_t> sent_bytes;   // of each destination's sub-stream
+    // Of each source's sub-stream; that of its table until all tables are here.
+    std::vector<uint64_t> received_bytes;
+    uint64_t receive_end = 0;  // the longest of those
+    bool own_copied = false;   // CopyOwnSlices() was called
+  } ragged_;
 };
 
 }  // namespace jaxfabric

@@ -190,6 +190,7 @@ bool Participant::ResolvePeers(int64_t run_id, std::optional<int32_t> settled) {
   sizes.input_bytes = plan_.input_bytes;
   sizes.output_bytes = plan_.output_bytes;
   sizes.dtype = plan_.dtype;
+  sizes.ragged_sizes = plan_.ragged;
   plan_ = Plan(spec_, size(), position_, sizes, fabric_.topology(one_process));
   // Positions of two meshes may be equal where their ranks are not.
   plan_.header ^= static_cast<uint32_t>(Hasher().Add(std::span<const int64_t>(ranks)).Finish());

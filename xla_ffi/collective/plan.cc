@@ -4,7 +4,6 @@
 #include <bit>
 
 #include "base/hash.h"
-#include "collective/layout.h"
 #include "memory/copy.h"
 
 namespace jaxfabric {
@@ -37,6 +36,8 @@ std::string_view AlgorithmName(Algorithm algorithm) {
       return "one-shot";
     case Algorithm::kTwoShot:
       return "two-shot";
+    case Algorithm::kRagged:
+      return "ragged";
     case Algorithm::kPull:
       return "pull";
   }
@@ -56,6 +57,13 @@ Status CheckSizes(const CallSpec& spec, int size, const Buffers& buffers) {
     case OpKind::kAllToAll:
       fits = buffers.input_bytes == buffers.output_bytes && buffers.input_bytes % n == 0;
       break;
+    case OpKind::kRaggedAllToAll: {
+      const RaggedSizes& ragged = buffers.ragged_sizes;
+      fits = buffers.input_bytes == ragged.input_rows * ragged.row_bytes &&
+             buffers.output_bytes == ragged.output_rows * ragged.row_bytes && ragged.slices > 0 &&
+             ragged.slices % n == 0;
+      break;
+    }
     default:
       fits = buffers.input_bytes == buffers.output_bytes;
   }
@@ -63,7 +71,10 @@ Status CheckSizes(const CallSpec& spec, int size, const Buffers& buffers) {
     return Status(
         Code::kInvalidArgument,
         StrCat(spec.label, ": ", OpKindName(spec.kind), " over ", size, " ranks got an input of ",
-               buffers.input_bytes, " bytes and an output of ", buffers.output_bytes));
+               buffers.input_bytes, " bytes and an output of ", buffers.output_bytes,
+               spec.kind == OpKind::kRaggedAllToAll
+                   ? StrCat(", and ", buffers.ragged_sizes.slices, " slices")
+                   : ""));
   }
   if (spec.kind == OpKind::kAllReduce || spec.kind == OpKind::kReduceScatter) {
     return CheckReducible(buffers.dtype, spec.reduction);
@@ -79,9 +90,11 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
       size(size_in),
       position(position_in),
       input_bytes(buffers.input_bytes),
-      output_bytes(buffers.output_bytes) {
+      output_bytes(buffers.output_bytes),
+      ragged(buffers.ragged_sizes) {
+  const bool is_ragged = kind == OpKind::kRaggedAllToAll;
   reduces = kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter;
-  scattered = kind == OpKind::kReduceScatter || kind == OpKind::kAllToAll;
+  scattered = kind == OpKind::kReduceScatter || kind == OpKind::kAllToAll || is_ragged;
   if (reduces) element = DTypeSize(dtype);
 
   for (int other = 0; other < size; ++other) {
@@ -110,11 +123,15 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
   const size_t n = static_cast<size_t>(size);
   stream = scattered ? input_bytes / n : input_bytes;
   if (kind == OpKind::kBarrier) stream = 0;
+  if (is_ragged) stream = table_bytes() + slices_each() * std::min(input_bytes, output_bytes);
   const size_t contribution = kind == OpKind::kBarrier ? 0 : input_bytes;
   nontemporal = output_bytes >= NonTemporalThreshold();
-  inlined = contribution <= kInlineBytes;
+  inlined = contribution <= kInlineBytes && !is_ragged;
   if (size == 1) {
     algorithm = Algorithm::kLocal;
+  } else if (is_ragged) {
+    const bool direct = topology.one_process && contribution > kDirectBytes;
+    algorithm = direct ? Algorithm::kPull : Algorithm::kRagged;
   } else if (!inlined) {
     const bool process_read = topology.process_reads && !reduces && stream >= kProcessReadBytes &&
                               stream < kProcessReadLimit;
@@ -141,6 +158,7 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
   hasher.Add(static_cast<uint64_t>(kind)).Add(static_cast<uint64_t>(dtype));
   hasher.Add(input_bytes).Add(output_bytes).Add(static_cast<uint64_t>(reduction)).Add(spec.site);
   hasher.Add(static_cast<uint64_t>(algorithm));
+  hasher.Add(ragged.row_bytes).Add(ragged.input_rows).Add(ragged.output_rows).Add(ragged.slices);
   header = static_cast<uint32_t>(hasher.Finish());
 }
 

@@ -2,8 +2,8 @@
 // the buffer sizes, equal on all ranks wherever it must be.
 //
 // Contributions travel as streams. A plain stream is the rank's whole input; a scattered one is cut
-// into one sub-stream per destination, all of the same length. Progress is counted in bytes of one
-// sub-stream, so that ranks may use rings of different sizes.
+// into one sub-stream per destination, all of the same length but for ragged_all_to_all's. Progress
+// is counted in bytes of one sub-stream, so that ranks may use rings of different sizes.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/call.h"
+#include "collective/layout.h"
 
 namespace jaxfabric {
 
@@ -18,6 +19,7 @@ enum class Algorithm : uint8_t {
   kLocal,    // a communicator of one rank: copy
   kOneShot,  // every rank reads what it needs from its sources' staged contributions
   kTwoShot,  // all-reduce: each rank reduces one part, then reads the other parts
+  kRagged,   // one-shot, with sub-streams whose lengths only their sender knows
   kPull,     // ranks read each other's own buffers: same process, or process_vm_readv
 };
 
@@ -44,7 +46,7 @@ struct Plan {
   size_t element = 1;      // bytes that must not be split
   size_t input_bytes = 0;
   size_t output_bytes = 0;
-  size_t stream = 0;         // bytes of one sub-stream
+  size_t stream = 0;         // bytes of one sub-stream; ragged: at most
   size_t part = 0;           // two-shot and direct all-reduce: bytes of one rank's part
   size_t segment = 0;        // bytes of a sub-stream staged between two signals
   size_t ring = 0;           // bytes of one sub-stream's ring
@@ -52,9 +54,13 @@ struct Plan {
   std::vector<int> sources;  // positions this rank reads from, itself excluded, ascending
   std::vector<int> readers;  // positions that read from this rank, itself excluded
   bool from_self = false;    // the own contribution is part of the own result
-  uint32_t header = 0;       // compared on every execution
+  RaggedSizes ragged;
+  uint32_t header = 0;  // compared on every execution
 
   int sub_streams() const { return scattered || algorithm == Algorithm::kTwoShot ? size : 1; }
+  // Ragged: slices that each rank gets of each, and the bytes that tell of them.
+  size_t slices_each() const { return ragged.slices / static_cast<size_t>(size); }
+  size_t table_bytes() const { return slices_each() * sizeof(RaggedSlice); }
   size_t part_begin(int rank) const {
     return std::min(part * static_cast<size_t>(rank), input_bytes);
   }

@@ -79,17 +79,21 @@ void Resolve(ffi::Promise& promise, const Status& status) {
   }
 }
 
+ffi::ErrorOr<std::optional<uint32_t>> DecodePartition(const CallSpec& spec,
+                                                      ffi::RemainingArgs arguments, size_t index) {
+  if (!spec.by_position) return std::optional<uint32_t>();
+  auto operand = arguments.get<ffi::BufferR0<ffi::DataType::U32>>(index);
+  if (!operand.has_value()) return ffi::Unexpected(operand.error());
+  return std::optional<uint32_t>(*operand->typed_data());
+}
+
 ffi::ErrorOr<Operands> DecodeOperands(const CallSpec& spec, ffi::RemainingArgs arguments) {
   auto input = arguments.get<ffi::AnyBuffer>(0);
   if (!input.has_value()) return ffi::Unexpected(input.error());
-  Operands operands{static_cast<const std::byte*>(input->untyped_data()), input->size_bytes(),
-                    static_cast<DType>(input->element_type()), std::nullopt};
-  if (spec.by_position) {
-    auto operand = arguments.get<ffi::BufferR0<ffi::DataType::U32>>(1);
-    if (!operand.has_value()) return ffi::Unexpected(operand.error());
-    operands.partition = *operand->typed_data();
-  }
-  return operands;
+  auto partition = DecodePartition(spec, arguments, 1);
+  if (!partition.has_value()) return ffi::Unexpected(partition.error());
+  return Operands{static_cast<const std::byte*>(input->untyped_data()), input->size_bytes(),
+                  static_cast<DType>(input->element_type()), *partition};
 }
 
 ExecuteResult Execute(CallState* state, ffi::RunId run_id, int32_t device,
@@ -102,7 +106,11 @@ ExecuteResult Execute(CallState* state, ffi::RunId run_id, int32_t device,
   buffers.input_bytes = operands->bytes;
   buffers.output_bytes = result->size_bytes();
   buffers.dtype = operands->dtype;
+  return ExecuteOn(state, run_id, device, operands->partition, buffers);
+}
 
+ExecuteResult ExecuteOn(CallState* state, ffi::RunId run_id, int32_t device,
+                        std::optional<uint32_t> partition, const Buffers& buffers) {
   std::optional<ffi::Future> future;
   const auto make_finished = [&future]() -> CallSite::Finished {
     ffi::Promise promise;
@@ -111,7 +119,7 @@ ExecuteResult Execute(CallState* state, ffi::RunId run_id, int32_t device,
         [promise = std::move(promise)](const Status& status) mutable { Resolve(promise, status); };
   };
   const Status status =
-      state->site.Execute(device, operands->partition, run_id.run_id, buffers, make_finished);
+      state->site.Execute(device, partition, run_id.run_id, buffers, make_finished);
   if (future) return {std::move(*future)};
   if (!status.ok()) return {ToFfiError(status)};
   return {};

@@ -30,6 +30,10 @@ ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(CallSpec spec);
 ffi::Error ToFfiError(const Status& status);
 void Resolve(ffi::Promise& promise, const Status& status);
 
+// Where the spec is by position, the partition id: the operand behind the op's own `index`.
+ffi::ErrorOr<std::optional<uint32_t>> DecodePartition(const CallSpec& spec,
+                                                      ffi::RemainingArgs arguments, size_t index);
+
 // x and, for specs by position, the partition id. Pointers: the buffer objects die with the call.
 struct Operands {
   const std::byte* input;
@@ -45,15 +49,22 @@ struct ExecuteResult {
   std::variant<std::monostate, ffi::Error, ffi::Future> value;
 };
 
+// The execute stage of the ops that have one operand.
 ExecuteResult Execute(CallState* state, ffi::RunId run_id, int32_t device,
                       ffi::RemainingArgs arguments, ffi::Result<ffi::AnyBuffer> result);
 
+// What every execute stage ends in.
+ExecuteResult ExecuteOn(CallState* state, ffi::RunId run_id, int32_t device,
+                        std::optional<uint32_t> partition, const Buffers& buffers);
+
 // The two handlers of an op: JF_DEFINE_OP(AllReduce, InstantiateAllReduce) defines
 // AllReduceInstantiate and AllReduceExecute.
-#define JF_DEFINE_OP(name, instantiate)                                               \
+#define JF_DEFINE_OP(name, instantiate) JF_DEFINE_OP_WITH(name, instantiate, ::jaxfabric::Execute)
+// The same with an execute stage of its own.
+#define JF_DEFINE_OP_WITH(name, instantiate, execute)                                 \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Instantiate, instantiate,                       \
                                 ::xla::ffi::Ffi::BindInstantiate().Attrs());          \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Execute, ::jaxfabric::Execute,                  \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Execute, execute,                               \
                                 ::xla::ffi::Ffi::Bind()                               \
                                     .Ctx<::xla::ffi::State<::jaxfabric::CallState>>() \
                                     .Ctx<::xla::ffi::RunId>()                         \

@@ -14,6 +14,7 @@ JF_DECLARE_OP(AllToAll);
 JF_DECLARE_OP(Permute);
 JF_DECLARE_OP(Broadcast);
 JF_DECLARE_OP(Barrier);
+JF_DECLARE_OP(RaggedAllToAll);
 extern "C" XLA_FFI_Error* StartExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* DoneExecute(XLA_FFI_CallFrame*);
 
@@ -26,6 +27,7 @@ std::span<const Registration> Registrations() {
       {"jaxfabric_permute", PermuteInstantiate, PermuteExecute},
       {"jaxfabric_broadcast", BroadcastInstantiate, BroadcastExecute},
       {"jaxfabric_barrier", BarrierInstantiate, BarrierExecute},
+      {"jaxfabric_ragged_all_to_all", RaggedAllToAllInstantiate, RaggedAllToAllExecute},
       {"jaxfabric_all_reduce_start", AllReduceInstantiate, StartExecute},
       {"jaxfabric_all_gather_start", AllGatherInstantiate, StartExecute},
       {"jaxfabric_reduce_scatter_start", ReduceScatterInstantiate, StartExecute},

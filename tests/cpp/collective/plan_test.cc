@@ -22,6 +22,7 @@ std::vector<Plan> Plans(const Problem& problem, Topology topology) {
   sizes.input_bytes = problem.input_bytes();
   sizes.output_bytes = problem.output_bytes();
   sizes.dtype = problem.dtype;
+  sizes.ragged_sizes = problem.Ragged();
   EXPECT_TRUE(CheckSizes(spec, problem.size, sizes).ok());
   std::vector<Plan> plans;
   for (int rank = 0; rank < problem.size; ++rank) {

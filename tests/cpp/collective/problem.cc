@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "memory/reduce.h"
 
@@ -51,12 +52,14 @@ uint64_t Word(uint64_t seed, uint64_t index) {
 size_t Problem::row_bytes() const { return count * DTypeSize(dtype); }
 
 size_t Problem::input_bytes() const {
-  const bool rows = kind == OpKind::kReduceScatter || kind == OpKind::kAllToAll;
+  const bool rows = kind == OpKind::kReduceScatter || kind == OpKind::kAllToAll ||
+                    kind == OpKind::kRaggedAllToAll;
   return row_bytes() * (rows ? static_cast<size_t>(size) : 1);
 }
 
 size_t Problem::output_bytes() const {
-  const bool rows = kind == OpKind::kAllGather || kind == OpKind::kAllToAll;
+  const bool rows =
+      kind == OpKind::kAllGather || kind == OpKind::kAllToAll || kind == OpKind::kRaggedAllToAll;
   return row_bytes() * (rows ? static_cast<size_t>(size) : 1);
 }
 
@@ -127,8 +130,80 @@ Bytes Problem::Output(int position, int launch) const {
       return part(static_cast<int>(root));
     case OpKind::kBarrier:
       return part(position);
+    case OpKind::kRaggedAllToAll:
+      return RaggedOutput(position, launch);
   }
   return {};
+}
+
+RaggedSizes Problem::Ragged() const {
+  if (kind != OpKind::kRaggedAllToAll) return {};
+  RaggedSizes sizes;
+  sizes.row_bytes = row_elements * DTypeSize(dtype);
+  sizes.input_rows = sizes.output_rows = count * static_cast<size_t>(size) / row_elements;
+  sizes.slices = SlicesEach() * static_cast<size_t>(size);
+  return sizes;
+}
+
+Bytes Problem::Initial(int position, int launch) const {
+  return Bytes(output_bytes(), static_cast<std::byte>(0x40 + 8 * position + launch % 8));
+}
+
+// Slice `index` from `position` to `peer`, and the size of the one that comes back.
+void Problem::AddSlice(Slices& all, int position, int launch, int peer, size_t index) const {
+  const size_t each = SlicesEach();
+  const size_t rows = count / row_elements;  // of the result, for each sender
+  const auto begin = [&](int from, size_t i) {
+    return static_cast<size_t>(from) * rows + i * rows / each;
+  };
+  const auto sizes = [&](int from, int to) {
+    const uint64_t random = Word(
+        static_cast<uint64_t>(launch) + 77,
+        (static_cast<uint64_t>(from) * static_cast<uint64_t>(size) + static_cast<uint64_t>(to)) *
+                each +
+            index);
+    const size_t room = begin(from, index + 1) - begin(from, index);
+    // Nothing, all there is room for, or anything between.
+    const size_t size_there = random % 4 == 0   ? 0
+                              : random % 4 == 1 ? room
+                                                : static_cast<size_t>(random / 4) % (room + 1);
+    const auto spare = [&](size_t limit) {
+      return static_cast<size_t>(random >> 20) % (limit - size_there + 1);
+    };
+    return std::tuple(size_there, spare(static_cast<size_t>(size) * rows),
+                      begin(from, index) + spare(room));
+  };
+  const auto [sent, input_offset, output_offset] = sizes(position, peer);
+  all.input_offsets.push_back(static_cast<int64_t>(input_offset));
+  all.send_sizes.push_back(static_cast<int64_t>(sent));
+  all.output_offsets.push_back(static_cast<int64_t>(output_offset));
+  all.recv_sizes.push_back(static_cast<int64_t>(std::get<0>(sizes(peer, position))));
+}
+
+Slices Problem::SlicesOf(int position, int launch) const {
+  if (slices) return slices(position, launch);
+  Slices all;
+  for (int peer = 0; kind == OpKind::kRaggedAllToAll && peer < size; ++peer) {
+    for (size_t i = 0; i < SlicesEach(); ++i) AddSlice(all, position, launch, peer, i);
+  }
+  return all;
+}
+
+Bytes Problem::RaggedOutput(int position, int launch) const {
+  const size_t row = Ragged().row_bytes;
+  Bytes out = Initial(position, launch);
+  for (int from = 0; from < size; ++from) {
+    const Slices sent = SlicesOf(from, launch);
+    const Bytes input = Input(from, launch);
+    for (size_t i = 0; i < SlicesEach(); ++i) {
+      const size_t slice = static_cast<size_t>(position) * SlicesEach() + i;
+      const auto bytes = static_cast<size_t>(sent.send_sizes[slice]) * row;
+      if (bytes == 0) continue;
+      std::memcpy(out.data() + static_cast<size_t>(sent.output_offsets[slice]) * row,
+                  input.data() + static_cast<size_t>(sent.input_offsets[slice]) * row, bytes);
+    }
+  }
+  return out;
 }
 
 CallSpec Problem::Spec(const std::vector<int64_t>& ids, uint64_t site) const {
@@ -151,12 +226,18 @@ std::string Problem::Describe() const {
 
 std::vector<Problem> EveryKind(int size, size_t count, DType dtype) {
   std::vector<Problem> problems;
-  for (OpKind kind : {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kReduceScatter,
-                      OpKind::kAllToAll, OpKind::kPermute, OpKind::kBroadcast, OpKind::kBarrier}) {
+  for (OpKind kind :
+       {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kAllToAll,
+        OpKind::kPermute, OpKind::kBroadcast, OpKind::kBarrier, OpKind::kRaggedAllToAll}) {
     const bool reduces = kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter;
     const bool maximum = dtype == DType::kBool;
     if (reduces && !CheckReducible(dtype, maximum ? ReduceOp::kMax : ReduceOp::kSum).ok()) continue;
-    Problem problem{kind, dtype, count, size, maximum ? ReduceOp::kMax : ReduceOp::kSum, {}, 0};
+    Problem problem;
+    problem.kind = kind;
+    problem.dtype = dtype;
+    problem.count = count;
+    problem.size = size;
+    problem.reduction = maximum ? ReduceOp::kMax : ReduceOp::kSum;
     if (kind == OpKind::kBroadcast) problem.root = size - 1;
     problems.push_back(problem);
     if (kind == OpKind::kPermute && size > 1) {

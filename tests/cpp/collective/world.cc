@@ -9,6 +9,8 @@
 #include <cstring>
 #include <thread>
 
+#include "memory/copy.h"
+
 namespace jaxfabric::testing {
 namespace {
 
@@ -131,6 +133,7 @@ size_t LocalRanks::AddCall(const CallSpec& spec, uint32_t duplicate,
     sizes.input_bytes = own.input_bytes();
     sizes.output_bytes = own.output_bytes();
     sizes.dtype = own.dtype;
+    sizes.ragged_sizes = own.Ragged();
     call.participants.push_back(std::make_unique<Participant>(
         fabric_, spec, SiteRegistry::Instance{duplicate, clock_},
         shape_.LocalIds(fabric_.process())[static_cast<size_t>(local)], 0, position(local),
@@ -157,6 +160,17 @@ Op* LocalRanks::Begin(size_t call, int local, int launch, int data, Execution& e
   buffers.input_bytes = execution.input.size();
   buffers.output_bytes = execution.output.size();
   buffers.dtype = problem.dtype;
+  buffers.ragged_sizes = problem.Ragged();
+  if (problem.kind == OpKind::kRaggedAllToAll) {
+    execution.initial = problem.Initial(position(local), data < 0 ? launch : data);
+    execution.slices = problem.SlicesOf(position(local), data < 0 ? launch : data);
+    // XLA may give the result the memory of the operand that it starts from, or not.
+    const bool same = launch % 2 == 1;
+    if (same) Copy(buffers.output, execution.initial.data(), buffers.output_bytes);
+    buffers.ragged = {same ? buffers.output : execution.initial.data(),
+                      execution.slices.input_offsets.data(), execution.slices.send_sizes.data(),
+                      execution.slices.output_offsets.data(), execution.slices.recv_sizes.data()};
+  }
   return participant(call, local).Begin(buffers, first_run_id_ + launch);
 }
 

@@ -50,6 +50,8 @@ class LocalRanks {
   struct Execution {
     Bytes input;
     Bytes output;
+    Bytes initial;  // ragged
+    Slices slices;
     std::future<Status> done;
     Op* op = nullptr;  // of EnterPartly
   };

@@ -15,12 +15,6 @@
 #include "memory/copy.h"
 
 namespace jaxfabric {
-namespace {
-
-// Bytes from `offset` to the end of the ring.
-size_t UntilWrap(size_t offset, size_t ring) { return ring - offset % ring; }
-
-}  // namespace
 
 // The peer's staged bytes at `offset` of the sub-stream meant for this rank. Requires Find(peer).
 const std::byte* Op::Contribution(int peer, size_t offset) const {
@@ -64,6 +58,10 @@ void Op::StageSegment(size_t offset, size_t bytes) {
   }
   for (int to = 0; to < plan.size; ++to) {
     if (to == plan.position) continue;  // the own part is read from the input
+    if (plan.algorithm == Algorithm::kRagged) {
+      StageSlices(to, ring + static_cast<size_t>(to) * ring_, offset, bytes);
+      continue;
+    }
     const bool parts = plan.algorithm == Algorithm::kTwoShot;
     const size_t begin = parts ? plan.part_begin(to) : static_cast<size_t>(to) * plan.stream;
     const size_t end = parts ? plan.part_bytes(to) : plan.stream;
@@ -76,10 +74,10 @@ void Op::StageSegment(size_t offset, size_t bytes) {
 // Stages the next segment if there is room for one; true if it did.
 bool Op::Produce() {
   const Plan& plan = participant_.plan();
-  if (plan.readers.empty() || produced_ >= plan.stream) return false;
-  size_t bytes = std::min({plan.segment, plan.stream - produced_, UntilWrap(produced_, ring_)});
+  if (plan.readers.empty() || produced_ >= stream_) return false;
+  size_t bytes = std::min({plan.segment, stream_ - produced_, UntilWrap(produced_, ring_)});
   if (produced_ + bytes > ring_) {
-    uint64_t slowest = plan.stream;
+    uint64_t slowest = stream_;
     for (int reader : plan.readers) {
       const uint64_t consumed = Consumed(Find(reader), reader, /*results=*/false);
       if (stage_ == Stage::kFinished) return true;  // a header mismatch
@@ -135,6 +133,7 @@ void Op::Consume(size_t offset, size_t bytes) {
       }
       return;
     case OpKind::kBarrier:
+    case OpKind::kRaggedAllToAll:  // has steps of its own
       return;
   }
 }

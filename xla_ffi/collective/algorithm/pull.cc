@@ -39,6 +39,7 @@ bool Op::Revoked(int peer) {
 // Copies the own share of one source's buffer; false when it could not.
 bool Op::PullFrom(int source) {
   const Plan& plan = participant_.plan();
+  if (plan.kind == OpKind::kRaggedAllToAll) return PullSlices(source);
   const uint64_t input = found_[static_cast<size_t>(source)]->publish.direct.input;
   const auto me = static_cast<size_t>(plan.position);
   uint64_t from = input;
@@ -131,6 +132,8 @@ bool Op::StepPull() {
       if (plan.kind == OpKind::kAllToAll || plan.kind == OpKind::kAllGather) {
         const size_t own = plan.kind == OpKind::kAllToAll ? me * plan.stream : 0;
         Copy(buffers_.output + me * plan.stream, buffers_.input + own, plan.stream, store);
+      } else if (plan.kind == OpKind::kRaggedAllToAll) {
+        CopyOwnSlices();
       } else if (plan.sources.empty() && plan.from_self) {
         Copy(buffers_.output, buffers_.input, buffers_.output_bytes, store);
       } else if (plan.sources.empty()) {
