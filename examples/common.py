@@ -49,8 +49,8 @@ def compare_losses(losses, reference, tolerance, every=10):
     judge(differences.max(), tolerance)
 
 
-def judge(difference, tolerance):
-    """The last line; the exit status is 1 on every process that finds too large a difference."""
-    if not difference <= tolerance:  # A NaN is too large.
-        sys.exit(f"{difference:.1e} from one device: more than the tolerance {tolerance:.0e}")
-    say(f"within {difference:.1e} of one device (tolerance {tolerance:.0e})")
+def judge(difference, tolerance, reference="one device"):
+    """Says how far results are from the reference, and ends the process if that is too far."""
+    if not difference <= tolerance:  # A NaN is too far.
+        sys.exit(f"{difference:.1e} from {reference}: more than the tolerance {tolerance:.0e}")
+    say(f"within {difference:.1e} of {reference} (tolerance {tolerance:.0e})")
