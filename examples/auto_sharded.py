@@ -1,6 +1,6 @@
 """Trains an MLP on sharded arrays, and leaves the collectives to the compiler.
 
-    JAXFABRIC_ENABLE=1 jaxfabric run -n 2 examples/auto_sharded.py
+    JAXFABRIC_ENABLE=hlo jaxfabric run -n 2 examples/auto_sharded.py
 
 It is plain JAX. Without jaxfabric, in one process: JAX_NUM_CPU_DEVICES=4 python FILE
 
