@@ -22,7 +22,7 @@ COLLECTIVES = {
     "transformer_tensor_parallel": {"psum", "all_gather", "psum_scatter"},
     "transformer_fully_sharded": {"psum", "all_gather", "psum_scatter"},
     "pipeline_parallel": {"psum", "ppermute"},
-    "expert_parallel": {"psum", "all_gather", "ragged_all_to_all"},
+    "expert_parallel": {"psum", "all_gather", "all_to_all", "ragged_all_to_all"},
     "auto_sharded": {"all-reduce"},
 }
 TOLERANCE = 1e-5  # of the examples
