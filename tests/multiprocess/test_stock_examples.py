@@ -111,7 +111,6 @@ def test_on_the_fabric(example, mode, processes, devices):
     )
 
 
-@pytest.mark.xfail(strict=True, reason="the switch has no ragged_all_to_all yet")
 @pytest.mark.parametrize(("processes", "devices"), SHAPES)
 def test_experts_on_the_fabric(processes, devices):
     check("expert_parallel", "1", processes, devices)
