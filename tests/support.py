@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import os
 import pathlib
 import select
@@ -182,6 +183,20 @@ def run_job(
         timeout: seconds; longer is a test failure.
     """
     return Job(launcher(n, str(script), *arguments, options=options), env).finish(timeout)
+
+
+def plugin_path(directory: pathlib.Path) -> str:
+    """A PYTHONPATH with which JAX finds the plugin of jaxfabric.
+
+    It finds that of an installed jaxfabric by its entry point. A source tree has none, and gets a
+    module in the directory that JAX finds by its place.
+    """
+    points = importlib.metadata.entry_points(group="jax_plugins")
+    if not any(point.value == "jaxfabric._plugin" for point in points):
+        package = directory / "jax_plugins" / "jaxfabric_tree"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("from jaxfabric._plugin import initialize\n")
+    return ":".join([str(directory), *sys.path])
 
 
 @contextlib.contextmanager

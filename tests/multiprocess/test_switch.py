@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import sys
-
 import pytest
 import support
 from rank_scripts import run, succeeds
@@ -37,22 +34,12 @@ print("done")
 """
 
 
-def plugin_path(tmp_path):
-    """JAX finds the plugin by its entry point, if jaxfabric is installed; a tree has none."""
-    points = importlib.metadata.entry_points(group="jax_plugins")
-    if not any(point.value == "jaxfabric._plugin" for point in points):
-        package = tmp_path / "jax_plugins" / "jaxfabric_tree"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text("from jaxfabric._plugin import initialize\n")
-    return ":".join([str(tmp_path), *sys.path])
-
-
 @pytest.mark.parametrize(
     ("enable", "processes", "devices"), [("1", 2, 2), ("1", 1, 8), ("0", 1, 2), ("lax", 4, 1)]
 )
 def test_a_program_without_a_word_of_jaxfabric(tmp_path, enable, processes, devices):
     script = support.write_script(tmp_path, STOCK)
-    env = {"JAXFABRIC_ENABLE": enable, "PYTHONPATH": plugin_path(tmp_path)}
+    env = {"JAXFABRIC_ENABLE": enable, "PYTHONPATH": support.plugin_path(tmp_path)}
     options = ("--devices-per-process", str(devices))
     result = support.run_job(script, processes, options=options, env=env, timeout=120)
     succeeds(result, processes)
@@ -65,7 +52,7 @@ def test_a_program_without_a_word_of_jaxfabric(tmp_path, enable, processes, devi
 
 def test_a_wrong_value_of_the_variable_is_said(tmp_path):
     script = support.write_script(tmp_path, "import jax\njax.devices()\nprint('done')")
-    env = {"JAXFABRIC_ENABLE": "maybe", "PYTHONPATH": plugin_path(tmp_path)}
+    env = {"JAXFABRIC_ENABLE": "maybe", "PYTHONPATH": support.plugin_path(tmp_path)}
     result = support.run_job(script, 1, env=env, timeout=60)
     assert "JAXFABRIC_ENABLE=maybe: use 0, 1 or " in result.stderr, result.explain()
 
@@ -155,7 +142,7 @@ print("done")
 @pytest.mark.parametrize(("enable", "calls"), [("hlo", 1), ("1", 0)])
 def test_an_auto_sharded_program_without_a_word_of_jaxfabric(tmp_path, enable, calls):
     script = support.write_script(tmp_path, AUTO_SHARDED)
-    env = {"JAXFABRIC_ENABLE": enable, "PYTHONPATH": plugin_path(tmp_path)}
+    env = {"JAXFABRIC_ENABLE": enable, "PYTHONPATH": support.plugin_path(tmp_path)}
     options = ("--devices-per-process", "2")
     result = support.run_job(script, 2, options=options, env=env, timeout=120)
     succeeds(result)
