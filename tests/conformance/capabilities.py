@@ -6,15 +6,10 @@ which no longer holds is found; `docs/conformance.md` is made of them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
 
-import cases
 import jax
-import pairs
 from cases import (
     BROADCASTS,
     COMPLEX,
@@ -299,6 +294,15 @@ SWITCHED = (
         before=_OLD,
     ),
     Rule(
+        "a dimension counted from the end under vmap",
+        lambda c: (
+            c.form == 2
+            and c.op in ("psum_scatter", *EXCHANGES)
+            and c.transform in ("vmap", "vmap_own_axis")
+        ),
+        before=_OLD,
+    ),
+    Rule(
         "2-bit integers where axes are left to the compiler",
         lambda c: "int2" in c.dtype and c.mesh == "partial",
     ),
@@ -344,50 +348,3 @@ LEFT_TO_XLA = (
 def against(rules: Iterable[Rule], case: Case, version: Version = RUNNING) -> list[Rule]:
     """The rules that say the case does not work."""
     return [rule for rule in rules if rule.matches(case, version)]
-
-
-def supported(row: pairs.Row) -> bool:
-    """Whether a row, or a part of one, makes sense and may work on the fabric.
-
-    A rule that asks for a factor which is not chosen yet says nothing.
-    """
-    if not cases.valid(row):
-        return False
-    part: Any = types.SimpleNamespace(**row)
-    for rule in FABRIC:
-        with contextlib.suppress(AttributeError):
-            if rule.matches(part):
-                return False
-    return True
-
-
-def selection() -> list[Case]:
-    """Every pair of levels that works on the fabric, and the triples of `cases.TOGETHER`.
-
-    Also what jax.lax refuses and jaxfabric has.
-    """
-    rows = pairs.choose(cases.FACTORS, supported, cases.TOGETHER)
-    more = [c for _, c in examples(STOCK, cases.near_plain()) if not against(FABRIC, c)]
-    return [*dict.fromkeys([*(Case(**row) for row in rows), *more])]
-
-
-def job_selection() -> list[Case]:
-    """Every pair but for dtypes, of which a few do: for jobs of several processes."""
-    few = {"dtype": ("float32", "bfloat16", "int8", "bool", "complex64", "float64", "int4")}
-    return [Case(**row) for row in pairs.choose({**cases.FACTORS, **few}, supported)]
-
-
-def product() -> Iterator[Case]:
-    """Every case that works on the fabric."""
-    return (Case(**row) for row in pairs.product(cases.FACTORS, supported))
-
-
-def examples(rules: tuple[Rule, ...], among: Iterable[Case]) -> Iterator[tuple[Rule, Case]]:
-    """For every rule and op, one case each with and without `check_vma` that only it is against."""
-    seen = set()
-    for case in among:
-        found = against(rules, case)
-        key = (*found, case.op, case.check_vma)
-        if len(found) == 1 and key not in seen:
-            seen.add(key)
-            yield found[0], case

@@ -15,7 +15,7 @@ import jaxfabric
 
 def main() -> None:
     jaxfabric.initialize()
-    import capabilities
+    import chosen
     import faces
     import jax
     import runner
@@ -24,10 +24,10 @@ def main() -> None:
     which, parts = int(sys.argv[1]), int(sys.argv[2])
     compared: collections.Counter[str] = collections.Counter()
     rows: collections.Counter[str] = collections.Counter()
-    for batch in runner.batches(capabilities.job_selection())[which::parts]:
+    for batch in runner.batches(chosen.for_jobs())[which::parts]:
         for face in faces.ON_FABRIC:
-            if chosen := [case for case in batch if face.takes(case) and across(case, face)]:
-                for case, outcome in runner.run_each(chosen, face).items():
+            if taken := [case for case in batch if face.takes(case) and across(case, face)]:
+                for case, outcome in runner.run_each(taken, face).items():
                     rows[face.name] += runner.compare(case, outcome)
                     compared[face.name] += 1
     print(json.dumps({"cases": compared, "rows": rows}), flush=True)

@@ -7,6 +7,7 @@ import itertools
 
 import capabilities
 import cases
+import chosen
 import pairs
 import pytest
 import runner
@@ -15,22 +16,20 @@ from faces import FABRIC, ON_FABRIC, STOCK
 
 pytestmark = pytest.mark.timeout(240)
 
-SELECTION = capabilities.selection()
+SELECTION = chosen.selection()
 BATCHES = runner.batches(SELECTION)
 FACES = (*ON_FABRIC, STOCK)
-EXAMPLES = {
-    face.name: list(capabilities.examples(face.refuses, cases.near_plain())) for face in FACES
-}
+EXAMPLES = {face.name: list(chosen.examples(face.refuses, cases.near_plain())) for face in FACES}
 
 
 def check(batch: list[Case], tally: collections.Counter[str]) -> None:
     """Runs a batch on all faces; `tally` counts what was compared with what."""
     outcomes = {}
     for face in (*ON_FABRIC, STOCK):
-        chosen = [case for case in batch if face.takes(case)]
-        assert face is not FABRIC or chosen == batch
-        outcomes[face] = runner.run_each(chosen, face) if chosen else {}
-        assert outcomes[face].keys() == set(chosen)
+        taken = [case for case in batch if face.takes(case)]
+        assert face is not FABRIC or taken == batch
+        outcomes[face] = runner.run_each(taken, face) if taken else {}
+        assert outcomes[face].keys() == set(taken)
         for case, outcome in outcomes[face].items():
             runner.compare(case, outcome)
             tally[f"{face.name} with numpy"] += 1
@@ -56,7 +55,7 @@ def test_product(request, tally):
         pytest.skip("only with --full")
     part, parts = map(int, request.config.getoption("--part").split("/"))
     failures = []
-    batches = runner.lazy_batches(capabilities.product())
+    batches = runner.lazy_batches(chosen.product())
     ran = 0
     for batch in itertools.islice(batches, part - 1, None, parts):
         ran += len(batch)
@@ -79,7 +78,8 @@ def test_selection_has_every_pair_that_works():
         for levels in itertools.product(*(cases.FACTORS[name] for name in names)):
             only = {name: (level,) for name, level in zip(names, levels, strict=True)}
             if levels not in have:
-                possible = pairs.product({**cases.FACTORS, **only}, capabilities.supported)
+                rest = {name: cases.FACTORS[name] for name in cases.FACTORS if name not in only}
+                possible = pairs.product({**only, **rest}, chosen.supported)
                 assert next(possible, None) is None, f"no case has {levels}"
     for face in FACES:
         assert sum(map(face.takes, SELECTION)) > len(SELECTION) / 3
