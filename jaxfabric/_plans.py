@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -91,11 +92,12 @@ def _reduce_scatter(
     axis_index_groups: Param = None,
 ) -> Plan:
     del sizes
+    at = scatter_dimension % len(aval.shape)
     return Plan(
         op="psum_scatter",
         axes=as_axes(axis_name),
         groups=as_groups(axis_index_groups),
-        before=partial(_rows, aval.shape, scatter_dimension, axis_size if tiled else None),
+        before=partial(_rows, aval.shape, at, axis_size if tiled else None),
     )
 
 
@@ -120,6 +122,7 @@ def _all_to_all(
     axes, groups = as_axes(axis_name), as_groups(axis_index_groups)
     size = len(groups[0]) if groups else math.prod(sizes[axis] for axis in axes)
     shape = list(aval.shape)
+    split_axis, concat_axis = split_axis % len(shape), concat_axis % len(shape)
     shape[split_axis] //= size
     shape[concat_axis] *= size
 
@@ -138,11 +141,21 @@ def _all_to_all(
 def _ppermute(aval: Aval, sizes: Sizes, *, axis_name: Param, perm: Param) -> Plan:
     del aval
     # As JAX's own rule: indices count in the order of the mesh, whatever that of the names.
-    axes = tuple(axis for axis in sizes if axis in as_axes(axis_name))
+    named = as_axes(axis_name)
+    axes = tuple(axis for axis in sizes if axis in named)
+    # JAX 0.12 refuses another order by default; older ones have no such setting.
+    strict = getattr(jax.config, "jax_raise_on_ppermute_sort_diff", False)
+    if strict and [a for a in axes if sizes[a] > 1] != [a for a in named if sizes[a] > 1]:
+        raise RuntimeError(
+            f"ppermute along {named} needs the order of the mesh, {axes}: name the axes in that "
+            "order, or allow others with jax.raise_on_ppermute_sort_diff(False)"
+        )
     size = math.prod(sizes[axis] for axis in axes)
     pairs = tuple((int(source) % size, int(to) % size) for source, to in perm)
     if any(len(set(ranks)) < len(ranks) for ranks in zip(*pairs, strict=True)):
         raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
+    if not all(-size <= rank < size for pair in perm for rank in pair):
+        raise IndexError(f"ppermute sources and destinations must be below {size}, got {perm}.")
     return Plan(op="ppermute", axes=axes, params={"pairs": pairs})
 
 
@@ -150,9 +163,10 @@ def _pbroadcast(aval: Aval, sizes: Sizes, *, axis_name: Param, source: int) -> P
     del aval
     axes = as_axes(axis_name)
     size = math.prod(sizes[axis] for axis in axes)
+    source = operator.index(source)
     if not 0 <= source < size:
         raise ValueError(f"pbroadcast source {source} is not an index along {axes} ({size})")
-    return Plan(op="pbroadcast", axes=axes, params={"root": int(source)})
+    return Plan(op="pbroadcast", axes=axes, params={"root": source})
 
 
 PLANS: dict[str, Rule] = {

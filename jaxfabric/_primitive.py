@@ -74,6 +74,7 @@ class Collective:
         rows_out: the same for the result.
         reduction: "sum", "max" or "min", if the collective combines elements.
         side_effect: it must run although nothing uses the result.
+        weak_kinds: the values of `kind` with which the result is as weakly typed as the operand.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Collective:
     rows_out: int = 0
     reduction: str | None = None
     side_effect: bool = False
+    weak_kinds: tuple[str, ...] = ("varying", "invarying", "reduced", "unreduced")
     primitive: Any = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +143,7 @@ class Collective:
         out = x.update(
             shape=(size,) * self.rows_out + x.shape[self.rows_in :],
             sharding=self._sharding(x.sharding),
-            weak_type=False,
+            weak_type=x.weak_type and kind in self.weak_kinds,
             manual_axis_type=manual,
         )
         return out, axis_effects(axes) | ({BarrierEffect()} if kind == "effect" else set())

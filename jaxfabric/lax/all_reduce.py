@@ -65,6 +65,7 @@ def _make(name: str, reduction: str, **rules: Param) -> Collective:
         reduction=reduction,
         attributes=lambda: {"reduction": ir.StringAttr.get(reduction)},
         over_batch=partial(_over_batch, reduction),
+        weak_kinds=("invarying", "unreduced"),  # As jax.lax has it.
         **rules,
     )
 
@@ -199,10 +200,7 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: AxisGroups = None) 
         named = tuple(axis for axis in axes if not isinstance(axis, int))
         total = psum(v, axes, axis_index_groups=groups)
         if _uneven(groups):
-            floating = jnp.issubdtype(total.dtype, np.inexact)
-            return total / _group_size(named, groups or ()).astype(
-                total.dtype if floating else jnp.float32
-            )
+            return total / _group_size(named, groups or ()).astype(total.dtype)
         count = len(groups[0]) if groups else math.prod(jax.lax.axis_size(a) for a in named)
         return total / (count * math.prod(np.shape(v)[a] for a in axes if isinstance(a, int)))
 

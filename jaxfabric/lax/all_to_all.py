@@ -51,6 +51,7 @@ _all_to_all = Collective(
     rows_out=1,
     over_batch=_over_batch,
     transpose=_transpose,
+    weak_kinds=(),  # As jax.lax has it.
 )
 
 

@@ -310,3 +310,24 @@ def test_whole_program_mode_comes_and_goes_with_the_switch():
         jaxfabric.disable()
     assert not hlo.installed()
     assert ours() == 0
+
+
+def test_what_jax_lax_refuses_in_a_permutation_is_refused():
+    too_large = program(lambda x: lax.ppermute(x, "j", [(0, 4)]))
+    with jaxfabric.enabled(), pytest.raises(IndexError, match="below 4"):
+        too_large.lower(whole())
+    swapped = program(lambda x: lax.ppermute(x, ("j", "i"), [(0, 1)]))
+    if not hasattr(jax.config, "jax_raise_on_ppermute_sort_diff"):
+        return  # JAX 0.10 counts in the order of the mesh, and so do we.
+    with jaxfabric.enabled(), pytest.raises(RuntimeError, match="order of the mesh"):
+        swapped.lower(whole())
+
+
+def test_dimensions_counted_from_the_end():
+    def scattered(x):
+        return lax.psum_scatter(x, "j", scatter_dimension=-2, tiled=True)
+
+    with jaxfabric.enabled():
+        y = program(scattered)(whole((8, 8, 3)))
+    want = whole((8, 8, 3)).reshape(2, 4, 4, 2, 3).sum(1)
+    np.testing.assert_array_equal(y, want.reshape(8, 2, 3))

@@ -116,6 +116,39 @@ def test_mean_of_integers_is_float_and_sum_of_booleans_is_integer():
     assert (a[0], b[0], c[0]) == (3.5, 4, 0.5)
 
 
+def test_mean_of_wide_integers_over_uneven_groups_is_as_wide():
+    mesh = model.grid({"i": 4})
+    with jax.enable_x64(True):
+        f = model.per_rank(
+            lambda x: (
+                lax.pmean(x, "i", axis_index_groups=[[0], [1, 2, 3]]),
+                lax.pmean(x, "i", axis_index_groups=[[0, 1], [2, 3]]),
+            ),
+            mesh,
+        )
+        uneven, even = jax.jit(f)(np.arange(4, dtype=np.int64))
+    assert (uneven.dtype, even.dtype) == (np.float64, np.float64)
+    np.testing.assert_array_equal(uneven, [0, 2, 2, 2])
+
+
+@pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
+@pytest.mark.parametrize("op", ["psum", "pmax", "all_gather", "ppermute", "psum_scatter"])
+def test_results_are_as_weakly_typed_as_those_of_jax_lax(op, check_vma):
+    mesh = model.grid({"i": 4})
+    call = {
+        "ppermute": lambda m, v: m.ppermute(v, "i", [(0, 1)]),
+        "psum_scatter": lambda m, v: m.psum_scatter(v, "i"),
+    }.get(op, lambda m, v: getattr(m, op)(v, "i"))
+
+    def weak(module):
+        f = model.per_rank(
+            lambda x: call(module, jnp.where(x > 1, 2.0, 1.0)), mesh, check_vma=check_vma
+        )
+        return jax.jit(f).trace(np.zeros((4, 4), np.float32)).jaxpr.out_avals[0].weak_type
+
+    assert weak(lax) == weak(jax.lax)
+
+
 def test_signed_zero_nan_and_infinity_survive_moves():
     values = np.array([[-0.0, np.nan], [np.inf, -np.inf], [1e-45, -0.0], [0.0, 1.0]], np.float32)
     mesh = model.grid({"i": 4})

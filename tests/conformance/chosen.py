@@ -1,0 +1,66 @@
+"""Which cases are run: what the rules let through, all of it or a part that has every pair."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import cases
+import pairs
+from capabilities import FABRIC, STOCK, Rule, against
+from cases import Case
+
+
+def supported(row: pairs.Row) -> bool:
+    """Whether a row, or a part of one, makes sense and may work on the fabric.
+
+    A rule that asks for a factor which is not chosen yet says nothing.
+    """
+    if not cases.valid(row):
+        return False
+    part: Any = types.SimpleNamespace(**row)
+    for rule in FABRIC:
+        with contextlib.suppress(AttributeError):
+            if rule.matches(part):
+                return False
+    return True
+
+
+def selection() -> list[Case]:
+    """Every pair of levels that works on the fabric, and the triples of `cases.TOGETHER`.
+
+    Also what jax.lax refuses and jaxfabric has.
+    """
+    rows = pairs.choose(cases.FACTORS, supported, cases.TOGETHER)
+    more = [c for _, c in examples(STOCK, cases.near_plain()) if not against(FABRIC, c)]
+    return [*dict.fromkeys([*(Case(**row) for row in rows), *more])]
+
+
+def for_jobs() -> list[Case]:
+    """Every pair of fewer levels, for jobs of several processes: what depends on the ranks."""
+    few = {
+        "dtype": ("float32", "bfloat16", "int8", "bool", "complex64", "float64", "int4"),
+        "transform": (
+            *("jit", "eager", "vmap", "vmap_own_axis", "scan", "while", "cond_between_groups"),
+            *("jvp", "vjp", "grad", "second_derivative", "remat"),
+        ),
+    }
+    return [Case(**row) for row in pairs.choose({**cases.FACTORS, **few}, supported)]
+
+
+def product() -> Iterator[Case]:
+    """Every case that works on the fabric."""
+    return (Case(**row) for row in pairs.product(cases.FACTORS, supported))
+
+
+def examples(rules: tuple[Rule, ...], among: Iterable[Case]) -> Iterator[tuple[Rule, Case]]:
+    """For every rule and op, one case each with and without `check_vma` that only it is against."""
+    seen = set()
+    for case in among:
+        found = against(rules, case)
+        key = (*found, case.op, case.check_vma)
+        if len(found) == 1 and key not in seen:
+            seen.add(key)
+            yield found[0], case

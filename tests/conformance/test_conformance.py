@@ -1,0 +1,110 @@
+"""Every case of the table on every face, against numpy and against jax.lax."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+
+import capabilities
+import cases
+import chosen
+import pairs
+import pytest
+import runner
+from cases import Case
+from faces import FABRIC, ON_FABRIC, STOCK
+
+pytestmark = pytest.mark.timeout(240)
+
+SELECTION = chosen.selection()
+BATCHES = runner.batches(SELECTION)
+FACES = (*ON_FABRIC, STOCK)
+EXAMPLES = {face.name: list(chosen.examples(face.refuses, cases.near_plain())) for face in FACES}
+
+
+def check(batch: list[Case], tally: collections.Counter[str]) -> None:
+    """Runs a batch on all faces; `tally` counts what was compared with what."""
+    outcomes = {}
+    for face in (*ON_FABRIC, STOCK):
+        taken = [case for case in batch if face.takes(case)]
+        assert face is not FABRIC or taken == batch
+        outcomes[face] = runner.run_each(taken, face) if taken else {}
+        assert outcomes[face].keys() == set(taken)
+        for case, outcome in outcomes[face].items():
+            runner.compare(case, outcome)
+            tally[f"{face.name} with numpy"] += 1
+    for case, outcome in outcomes[STOCK].items():
+        for face in ON_FABRIC:
+            runner.equal(case, outcomes[face][case], outcome)
+            tally[f"{face.name} with jax.lax"] += 1
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: batch[0].mesh)
+def test_selection(batch, tally):
+    before = tally.copy()
+    check(batch, tally)
+    new = tally - before
+    for face in (*ON_FABRIC, STOCK):
+        assert new[f"{face.name} with numpy"] == sum(map(face.takes, batch))
+
+
+@pytest.mark.timeout(0)
+def test_product(request, tally):
+    """All cases, for hours: `--full`, or a part of it with `--part K/N`."""
+    if not request.config.getoption("--full", default=False):
+        pytest.skip("only with --full")
+    part, parts = map(int, request.config.getoption("--part").split("/"))
+    failures = []
+    batches = runner.lazy_batches(chosen.product())
+    ran = 0
+    for batch in itertools.islice(batches, part - 1, None, parts):
+        ran += len(batch)
+        try:
+            check(batch, tally)
+        except runner.ConformanceError as error:
+            failures.append(str(error))
+    assert ran
+    assert not failures, "\n".join(failures)
+
+
+def test_selection_has_every_pair_that_works():
+    """Counted here by looking at the table, not by asking the generator."""
+    assert sorted(case.name for batch in BATCHES for case in batch) == sorted(
+        case.name for case in SELECTION
+    )
+    assert len({case.name for case in SELECTION}) == len(SELECTION)
+    for names in itertools.combinations(cases.FACTORS, 2):
+        have = {tuple(getattr(case, name) for name in names) for case in SELECTION}
+        for levels in itertools.product(*(cases.FACTORS[name] for name in names)):
+            only = {name: (level,) for name, level in zip(names, levels, strict=True)}
+            if levels not in have:
+                rest = {name: cases.FACTORS[name] for name in cases.FACTORS if name not in only}
+                possible = pairs.product({**only, **rest}, chosen.supported)
+                assert next(possible, None) is None, f"no case has {levels}"
+    for face in FACES:
+        assert sum(map(face.takes, SELECTION)) > len(SELECTION) / 3
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+def test_every_rule_has_an_example(face):
+    now = [r for r in face.refuses if r.since <= capabilities.RUNNING < r.before]
+    shown = [rule for rule, _ in EXAMPLES[face.name]]
+    assert [rule.reason for rule in now if rule not in shown] == []
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+def test_what_is_not_supported_raises(face, tally):
+    """A rule that no longer holds fails here: take it out, and the cases are run."""
+    wrong = []
+    for rule, case in EXAMPLES[face.name]:
+        if not rule.errors:
+            continue
+        try:
+            runner.run([case], face)
+        except rule.errors:
+            tally[f"{face.name} refuses"] += 1
+        except Exception as error:
+            wrong.append(f"{case.name}: {type(error).__name__} instead of {rule.errors}: {error}")
+        else:
+            wrong.append(f"{case.name}: runs although {rule.reason!r}")
+    assert not wrong, "\n".join(wrong)
