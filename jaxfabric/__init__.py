@@ -8,6 +8,7 @@ jaxfabric.lax.psum(x, "i")      # inside jax.jit and jax.shard_map, as jax.lax.p
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxfabric._import_check import check_ffi_version as _check_ffi_version
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 _check_ffi_version()
+if "jax" in sys.modules:  # Programs may be traced before `initialize` is called.
+    importlib.import_module("jaxfabric._portable")
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

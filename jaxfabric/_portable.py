@@ -7,7 +7,12 @@ from collections.abc import Iterator
 
 from jaxfabric import _compat
 
+# JAX looks its programs up by the values of such contexts, of all that there are: one that is made
+# while a program is traced makes JAX trace it again at the next call. So this module is imported
+# early: see jaxfabric/__init__.py and runtime._start.
 _portable = _compat.cache_sensitive_context()
+# What runs on the fabric: see dropin.py.
+mode = _compat.cache_sensitive_context()
 
 
 def names_positions() -> bool:

@@ -23,6 +23,7 @@ from jaxfabric import _compat, _report, config, hlo, runtime
 from jaxfabric._emit import lower_locally, note
 from jaxfabric._groups import as_axes
 from jaxfabric._plans import PLANS, LeaveToXlaError, Plan, Rule, Sizes
+from jaxfabric._portable import mode as _mode
 from jaxfabric._portable import names_positions, portable
 from jaxfabric._primitive import Aval, Context, Param, Value, collective
 from jaxfabric.lax.all_reduce import psum
@@ -33,8 +34,6 @@ MODES = ("lax", "hlo")
 __all__ = ["disable", "enable", "enable_from_environment", "enabled", "export_checks", "portable"]
 
 # --- the switch ---
-
-_mode = _compat.cache_sensitive_context()
 
 
 def enable(mode: str = "lax") -> None:

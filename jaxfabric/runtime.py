@@ -235,6 +235,7 @@ def _start(
 ) -> _Session:
     import jax
 
+    importlib.import_module("jaxfabric._portable")  # Before the first program is traced.
     from jaxfabric.bootstrap import membership as memberships
     from jaxfabric.bootstrap.identity import ProcessIdentity
     from jaxfabric.bootstrap.rendezvous import Member

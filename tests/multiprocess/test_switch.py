@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import support
 from rank_scripts import run, succeeds
@@ -55,6 +57,44 @@ def test_a_wrong_value_of_the_variable_is_said(tmp_path):
     env = {"JAXFABRIC_ENABLE": "maybe", "PYTHONPATH": support.plugin_path(tmp_path)}
     result = support.run_job(script, 1, env=env, timeout=60)
     assert "JAXFABRIC_ENABLE=maybe: use 0, 1 or " in result.stderr, result.explain()
+
+
+ONCE = """
+import sys
+first, second = sys.argv[1].split()
+for name in (first, second):
+    exec(f"import {name}")
+if len(sys.argv) > 2:
+    jaxfabric.initialize()
+import numpy as np
+compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, duration, **_: event.endswith("compile_duration") and compilations.append(event))
+
+@jax.jit
+@jax.shard_map(mesh=jax.make_mesh((2,), ("i",)), in_specs=jax.P(), out_specs=jax.P())
+def f(x):
+    return jaxfabric.lax.psum(x, "i")  # The module's first use.
+
+x = np.ones(3, np.float32)
+f(x)
+count = len(compilations)
+for _ in range(3):
+    f(x)
+assert count > 0 and len(compilations) == count, compilations
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments", [("jax jaxfabric",), ("jax jaxfabric", "start"), ("jaxfabric jax", "start")]
+)
+def test_programs_are_compiled_once(tmp_path, arguments):
+    """JAX's caches know of the contexts of the switch before the first program is traced."""
+    script = support.write_script(tmp_path, ONCE)
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    options = ("--devices-per-process", "2")
+    succeeds(support.run_job(script, 1, *arguments, options=options, env=env), 1)
 
 
 # Each half of the job has a mesh of its own, and runs the same program on it at the same time.
