@@ -308,9 +308,13 @@ def _lower_dynamic_broadcast(
     aval, index = ctx.avals_in
     sizes = _sizes(ctx)
     size = math.prod(sizes[axis] for axis in as_axes(axis_name))
+    op = collective("all_gather")
+    try:
+        op.check_dtype(aval.dtype)
+    except TypeError as error:  # XLA could not either.
+        raise ValueError(f"pbroadcast from a traced source does not take {aval.dtype}") from error
     rows = _compat.with_shape(aval, (size, *aval.shape))
     inner = ctx.replace(avals_in=[aval], avals_out=[rows])
-    op = collective("all_gather")
     (y,) = op.lower(inner, x, axes=as_axes(axis_name), groups=None, kind="varying")
 
     def pick(rows: jax.Array, source: jax.Array) -> jax.Array:
