@@ -14,7 +14,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import compare_losses, place, say
+from common import compare_losses, place, say, train
 
 SEED = 0
 BATCH, INPUTS, HIDDEN, OUTPUTS = 64, 32, 128, 8
@@ -58,14 +58,6 @@ def step(parameters, points, targets):
     return jax.tree.map(lambda p, g: p - LEARNING_RATE * g, parameters, gradients), value
 
 
-def train(parameters, points, targets):
-    losses = []
-    for batch in zip(points, targets, strict=True):
-        parameters, value = step(parameters, *batch)
-        losses.append(float(value))
-    return losses
-
-
 def main():
     n = jax.device_count()
     columns = 2 if n % 2 == 0 else 1
@@ -81,7 +73,8 @@ def main():
     cut = [[place(mesh, batch, ROWS) for batch in array] for array in (points, targets)]
     for name, array in parameters.items():
         say(f"{name:4} {array.shape}: {array.addressable_shards[0].data.shape} on each device")
-    compare_losses(train(parameters, *cut), train(first_parameters(), points, targets), TOLERANCE)
+    losses = train(step, parameters, *cut)
+    compare_losses(losses, train(step, first_parameters(), points, targets), TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,15 @@ def place(mesh, arrays, specs):
     return jax.tree.map(one, specs, arrays, is_leaf=lambda x: isinstance(x, jax.P))
 
 
+def train(step, parameters, *batches):
+    """Calls step(parameters, *batch) for each batch; returns the losses."""
+    losses = []
+    for batch in zip(*batches, strict=True):
+        parameters, value = step(parameters, *batch)
+        losses.append(float(value))
+    return losses
+
+
 def say(line):
     """Prints on the first process only."""
     if jax.process_index() == 0:

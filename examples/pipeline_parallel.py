@@ -20,7 +20,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import compare_losses, line_of_devices, place, say
+from common import compare_losses, line_of_devices, place, say, train
 
 SEED = 0
 LAYERS, WIDTH = 8, 32
@@ -84,14 +84,6 @@ def step(parameters, points, targets, loss):
     value, gradients = jax.value_and_grad(loss)(parameters, points, targets)
     parameters = jax.tree.map(lambda p, g: p - LEARNING_RATE * g, parameters, gradients)
     return parameters, value
-
-
-def train(step, parameters, points, targets):
-    losses = []
-    for batch in zip(points, targets, strict=True):
-        parameters, value = step(parameters, *batch)
-        losses.append(float(value))
-    return losses
 
 
 def main():
