@@ -292,12 +292,10 @@ class _Transformation:
         return reduction
 
 
-def _dimension(instruction: Instruction) -> int | None:
+def _dimension(instruction: Instruction) -> int:
     text = instruction.attributes.get("dimensions", "").strip("{}")
-    if not text:
-        return None
     if not text.isdigit():
-        raise UnsupportedError(f"dimensions {text}")
+        raise UnsupportedError(f"dimensions {text}" if text else "no dimension")
     return int(text)
 
 
@@ -318,8 +316,6 @@ def _all_gather(
 ) -> Emitted:
     del reduction
     dim = _dimension(instruction)
-    if dim is None:
-        raise UnsupportedError("no dimension")
     return fragments.all_gather(fragment, instruction.results, dim, len(groups[0]))
 
 
@@ -327,8 +323,6 @@ def _reduce_scatter(
     fragment: Fragment, instruction: Instruction, groups: Groups, reduction: str
 ) -> Emitted:
     dim = _dimension(instruction)
-    if dim is None:
-        raise UnsupportedError("no dimension")
     return fragments.reduce_scatter(fragment, instruction.results, dim, len(groups[0]), reduction)
 
 
@@ -337,8 +331,6 @@ def _all_to_all(
 ) -> Emitted:
     del reduction
     dim = _dimension(instruction)
-    if dim is None:
-        raise UnsupportedError("no dimension")
     return fragments.all_to_all(fragment, instruction.results, dim, len(groups[0]))
 
 
