@@ -37,6 +37,11 @@ class Plan:
     after: Local | None = None
 
 
+def group_size(sizes: Sizes, axes: Axes, groups: Groups | None = None) -> int:
+    """How many ranks one communicator has (that of the first group)."""
+    return len(groups[0]) if groups else math.prod(sizes[axis] for axis in axes)
+
+
 def _reduction(op: str, reduction: str) -> Rule:
     def plan(aval: Aval, sizes: Sizes, *, axes: Param, axis_index_groups: Param = None) -> Plan:
         del aval, sizes
@@ -120,7 +125,7 @@ def _all_to_all(
 ) -> Plan:
     del tiled  # jax.lax has expanded the dimension, and squeezes the result.
     axes, groups = as_axes(axis_name), as_groups(axis_index_groups)
-    size = len(groups[0]) if groups else math.prod(sizes[axis] for axis in axes)
+    size = group_size(sizes, axes, groups)
     shape = list(aval.shape)
     split_axis, concat_axis = split_axis % len(shape), concat_axis % len(shape)
     shape[split_axis] //= size
@@ -150,7 +155,7 @@ def _ppermute(aval: Aval, sizes: Sizes, *, axis_name: Param, perm: Param) -> Pla
             f"ppermute along {named} needs the order of the mesh, {axes}: name the axes in that "
             "order, or allow others with jax.raise_on_ppermute_sort_diff(False)"
         )
-    size = math.prod(sizes[axis] for axis in axes)
+    size = group_size(sizes, axes)
     pairs = tuple((int(source) % size, int(to) % size) for source, to in perm)
     if any(len(set(ranks)) < len(ranks) for ranks in zip(*pairs, strict=True)):
         raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
@@ -162,7 +167,7 @@ def _ppermute(aval: Aval, sizes: Sizes, *, axis_name: Param, perm: Param) -> Pla
 def _pbroadcast(aval: Aval, sizes: Sizes, *, axis_name: Param, source: int) -> Plan:
     del aval
     axes = as_axes(axis_name)
-    size = math.prod(sizes[axis] for axis in axes)
+    size = group_size(sizes, axes)
     source = operator.index(source)
     if not 0 <= source < size:
         raise ValueError(f"pbroadcast source {source} is not an index along {axes} ({size})")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 from jaxfabric import _compat, _report, config, hlo, runtime
 from jaxfabric._emit import lower_locally, note
 from jaxfabric._groups import as_axes
-from jaxfabric._plans import PLANS, LeaveToXlaError, Plan, Rule, Sizes
+from jaxfabric._plans import PLANS, LeaveToXlaError, Plan, Rule, Sizes, group_size
 from jaxfabric._portable import mode as _mode
 from jaxfabric._portable import names_positions, portable
 from jaxfabric._primitive import Aval, Context, Param, Value, collective
@@ -241,7 +240,7 @@ def _lower(
     if plan.before is not None:
         row = _compat.with_shape(aval, jax.eval_shape(plan.before, aval).shape)
         x = lower_locally(ctx, plan.before, (x,), (aval,), row)
-    size = len(plan.groups[0]) if plan.groups else math.prod(sizes[axis] for axis in plan.axes)
+    size = group_size(sizes, plan.axes, plan.groups)
     got = _compat.with_shape(aval, (size,) * op.rows_out + row.shape[op.rows_in :])
     inner = ctx.replace(avals_in=[row], avals_out=[got])
     empty = plan.op == "ppermute" and not plan.params["pairs"]
@@ -306,8 +305,7 @@ def _lower_dynamic_broadcast(
     ctx: Context, x: Value, source: Value, *, axis_name: Param
 ) -> list[Value]:
     aval, index = ctx.avals_in
-    sizes = _sizes(ctx)
-    size = math.prod(sizes[axis] for axis in as_axes(axis_name))
+    size = group_size(_sizes(ctx), as_axes(axis_name))
     op = collective("all_gather")
     try:
         op.check_dtype(aval.dtype)
