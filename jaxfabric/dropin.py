@@ -192,18 +192,18 @@ def _install() -> None:
 def _switched(
     name: str, rule: Rule, original: Rule | None, ctx: Context, *args: Value, **params: Param
 ) -> Any:  # noqa: ANN401
+    remedy = "jaxfabric.enable() runs it"
     if _mode.value is not None:
         try:
             _require_manual(ctx)
             return rule(ctx, *args, **params)
         except LeaveToXlaError as reason:
+            remedy = f"jaxfabric does not run it either: {reason}"
             # A done's start is on the report; the pass over the compiled program sees all.
             if not name.endswith("_done") and _mode.value != "hlo":
                 note(ctx, name, _report.XLA, str(reason))
     if original is None:
-        raise NotImplementedError(
-            f"{name} is not implemented by JAX for CPU devices; jaxfabric.enable() runs it"
-        )
+        raise NotImplementedError(f"{name} is not implemented by JAX for CPU devices; {remedy}")
     return original(ctx, *args, **params)
 
 

@@ -118,6 +118,22 @@ def test_what_jax_cannot_do_on_cpu():
         program(lambda v: lax.pbroadcast(v, "j", 2))(x)
 
 
+def test_what_neither_can_do_has_a_reason():
+    mesh = model.grid(GRID)
+    f = jax.jit(
+        jax.shard_map(
+            lambda v: lax.pbroadcast(v, "j", 1),
+            mesh=mesh,
+            axis_names={"j"},
+            in_specs=P("j"),
+            out_specs=P("j"),
+            check_vma=False,
+        )
+    )
+    with jaxfabric.enabled(), pytest.raises(NotImplementedError, match=r"either: the axes \['i'\]"):
+        f.lower(whole())
+
+
 def test_ragged_all_to_all():
     """Rank i sends i + 1 rows to the next rank of its row of the mesh; JAX cannot on a CPU."""
 
