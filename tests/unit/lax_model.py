@@ -25,7 +25,6 @@ class Call:
     model: object
     groups: tuple | None = None
     in_jax: bool = True  # jax.lax on CPU can do it.
-    in_jax_vma: bool = True  # ... under check_vma=True as well.
     varies: bool = False  # The result differs between ranks.
 
 
@@ -115,7 +114,6 @@ def calls(op, n):
                 groups=groups,
                 # Of uneven groups jax.lax takes the first one's size for the mean.
                 in_jax=not (op == "pmean" and kind == "uneven"),
-                in_jax_vma=op in ("pmax", "pmin"),
                 varies=True,
             )
         return table

@@ -1,4 +1,4 @@
-"""jaxfabric.lax against numpy, and against jax.lax where that can do the same on CPU."""
+"""jaxfabric.lax against numpy; each type, and jax.lax beside it, in tests/conformance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 import jax
 import jax.numpy as jnp
 import lax_model as model
-import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
@@ -25,18 +24,6 @@ AXES = {
     "swapped": (GRID, ("j", "i")),
 }
 
-FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
-COMPLEX = [np.complex64, np.complex128]
-INTEGERS = [np.dtype(f"{u}int{bits}").type for u in ("", "u") for bits in (8, 16, 32, 64)]
-FLOAT8 = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
-REDUCED = [*FLOATS, *INTEGERS, *FLOAT8]
-MOVED_ONLY = [
-    *(ml_dtypes.float8_e3m4, ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3b11fnuz),
-    *(ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz, ml_dtypes.int4, ml_dtypes.uint4),
-    ml_dtypes.float4_e2m1fn,
-]
-MOVING = ("all_gather", "all_to_all", "pswapaxes", "ppermute", "pshuffle", "pbroadcast", "barrier")
-
 
 def size_of(shape, axes):
     return int(np.prod([shape[axis] for axis in axes]))
@@ -52,58 +39,10 @@ def test_values(op, where, check_vma):
     blocks = model.blocks_for(shape, n)
     mesh = model.grid(shape)
 
-    def run(module, chosen):
-        return jax.jit(
-            model.per_rank(
-                lambda x: {call.name: call.run(module, x, axes) for call in chosen},
-                mesh,
-                check_vma=check_vma,
-            )
-        )(blocks)
-
-    results = run(lax, table)
-    model.check(table, results, blocks, shape, axes)
-    in_jax = [c for c in table if c.in_jax and (c.in_jax_vma or not check_vma)]
-    in_jax = in_jax[check_vma :: 1 + len(in_jax) // 6]  # XLA's own take their time.
-    if in_jax and not (op in ("ppermute", "pshuffle") and where == "swapped"):
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            run(jax.lax, in_jax),
-            {call.name: results[call.name] for call in in_jax},
-        )
-
-
-@pytest.mark.parametrize("op", model.OPS)
-def test_dtypes(op):
-    dtypes = [*REDUCED]
-    if op in ("psum", "pmean", "psum_scatter") or op in MOVING:
-        dtypes += COMPLEX
-    if op != "psum_scatter":
-        dtypes.append(np.bool_)
-    if op in MOVING:
-        dtypes += MOVED_ONLY
-    table = model.calls(op, 4)
-    shape = {"i": 4}
-    mesh = model.grid(shape)
-    with jax.enable_x64(True):
-        inputs = {np.dtype(d).name: model.blocks_for(shape, 4, d) for d in dtypes}
-        f = model.per_rank(
-            lambda tree: {call.name: call.run(lax, tree, ("i",)) for call in table[:2]}, mesh
-        )
-        jitted = jax.jit(lambda tree: jax.tree.map(f, tree))
-        for name, results in jitted(inputs).items():
-            for call in table[:2]:
-                got = np.asarray(results[call.name])
-                want = np.stack(model.expected(call, list(inputs[name]), shape, ("i",)))
-                if op != "pmean":
-                    assert got.dtype == want.dtype, (name, call.name)
-                tolerance = 0 if op != "pmean" else 1e-6
-                np.testing.assert_allclose(
-                    got.astype(np.complex128 if got.dtype.kind == "c" else np.float64),
-                    want.astype(np.complex128 if want.dtype.kind == "c" else np.float64),
-                    rtol=tolerance,
-                    err_msg=f"{name} {call.name}",
-                )
+    f = model.per_rank(
+        lambda x: {call.name: call.run(lax, x, axes) for call in table}, mesh, check_vma=check_vma
+    )
+    model.check(table, jax.jit(f)(blocks), blocks, shape, axes)
 
 
 def test_mean_of_integers_is_float_and_sum_of_booleans_is_integer():
