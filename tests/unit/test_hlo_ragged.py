@@ -116,21 +116,24 @@ def exchange(operand, result, counts, slices=4):
         ]
     )
     text = _compat.parse_hlo(result.data).to_string() if result.data else ""
-    return result.records[0], re.findall(r" ([\w-]+)\(", text.partition("ENTRY")[2]), text
+    ops = re.findall(r" (?!parameter)([\w-]+)\(", text.partition("ENTRY")[2])
+    return result.records[0], ops, text
 
 
 def test_offsets_and_sizes_become_64_bits_wide():
     _, ops, text = exchange("f32[8,3]{1,0}", "f32[6,3]{1,0}", "s32")
-    assert ops == ["parameter"] * 6 + ["convert"] * 4 + ["custom-call"]
+    assert ops == ["convert"] * 4 + ["custom-call"]
     assert "members = array<i64: 4, 5, 6, 7>" in text
     assert "group_sizes = array<i64: 2, 2>" in text
+    # XLA:GPU fuses after the pass, and crashes where an operand that it fuses has a successor.
+    assert "control-predecessors" not in text
     _, ops, _ = exchange("f32[8,3]{1,0}", "f32[6,3]{1,0}", "s64")
-    assert ops == ["parameter"] * 6 + ["custom-call"]
+    assert ops == ["custom-call"]
 
 
 def test_one_row_says_nothing_of_the_rows_of_the_other():
     _, ops, _ = exchange("f32[8,3]{0,1}", "f32[1,3]{0,1}", "s64")
-    assert ops == ["parameter"] * 6 + ["copy", "custom-call"]
+    assert ops == ["copy", "custom-call"]
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ FROM = "%x = f32[4,4]{1,0} copy(%p)"
                 "ROOT %o = (f32[4,4]{1,0}, f32[2,4]{1,0}) tuple(%j, %cut0)",
             ],
             [
-                *("parameter", "copy", "slice", "slice", "bitcast", "bitcast", "concatenate"),
+                *("parameter", "copy", "slice", "bitcast", "slice", "bitcast", "concatenate"),
                 *("custom-call", "bitcast", "tuple"),
             ],
         ),
