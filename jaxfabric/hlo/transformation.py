@@ -208,7 +208,7 @@ class _Transformation:
         names = tuple(operand.name for operand in call.hlo.operands())
         ids = self._result.device_ids
         describe = self._describer(call, groups, pairs)
-        if all(len(group) == 1 for group in groups):
+        if opcode != "ragged-all-to-all" and all(len(group) == 1 for group in groups):
             fragment = Fragment(call.operands, describe, ids is None)
             emitted = fragments.copies(fragment, results)
         elif opcode == "all-to-all" and call.instruction.is_tuple:

@@ -46,9 +46,11 @@ def exchanged(rows, initial, starts, sizes, places, received):
     return want
 
 
-def mapped():
+def mapped(groups=None):
     def f(*args):
-        own = jax.lax.ragged_all_to_all(*(x[0] for x in args), axis_name="i")
+        own = jax.lax.ragged_all_to_all(
+            *(x[0] for x in args), axis_name="i", axis_index_groups=groups
+        )
         return own[None]
 
     mesh = grid(i=RANKS)
@@ -75,6 +77,23 @@ def test_slices_of_any_length(dtype, counts):
     np.testing.assert_array_equal(y, exchanged(*given))
     (record,) = hlo.records()
     assert record.op == "ragged-all-to-all"
+
+
+@whole_program
+def test_ranks_on_their_own():
+    """They copy slices, where any other collective of one rank copies its operand."""
+    rows, initial, starts, sizes, places, _ = arrays(np.float32, np.int32)
+    places = np.tile(np.arange(SLICES, dtype=np.int32) * 5, (RANKS, 1))
+    y = programs.on_fabric(
+        mapped([[rank] for rank in range(RANKS)]),
+        *(rows, initial, starts, sizes, places, sizes),
+        ops={"ragged_all_to_all"},
+    )
+    want = initial.copy()
+    for rank, k in np.ndindex(RANKS, SLICES):
+        start, size, place = starts[rank, k], sizes[rank, k], places[rank, k]
+        want[rank, place : place + size] = rows[rank, start : start + size]
+    np.testing.assert_array_equal(y, want)
 
 
 def relaid(text):
