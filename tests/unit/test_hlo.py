@@ -81,6 +81,9 @@ def test_jax_lax_in_shard_map(op, axes):
         axes = tuple(sorted(axes))  # In another order jax.lax refuses, or sorts them.
     n = int(np.prod([shape[a] for a in axes]))
     table = [call for call in model.calls(op, n) if call.in_jax]
+    if n == 2 and op in {"all_gather", "psum_scatter", "all_to_all"}:
+        # Groups of one rank become copies whatever the operation: the others have them.
+        table = [call for call in table if call.groups is None]
     if not table:
         pytest.skip("jax.lax has no such collective on CPU devices")
     blocks = numbers(4, n, 2 * n, n)
