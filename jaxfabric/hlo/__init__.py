@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import collections
 import functools
+import hashlib
 import logging
+import pathlib
 import threading
 from collections.abc import Callable
 
@@ -25,8 +27,6 @@ __all__ = ["Record", "clear_records", "install", "installed", "records", "uninst
 logger = logging.getLogger("jaxfabric")
 
 _NAME = "jaxfabric-collectives"
-# Part of the compilation cache's key: to be counted up when what the pass makes changes.
-_VERSION = 1
 # Programs are compiled by several threads at a time, and a process may compile very many.
 _records: collections.deque[Record] = collections.deque(maxlen=10_000)
 _lock = threading.Lock()
@@ -88,9 +88,19 @@ def clear_records() -> None:
     _records.clear()
 
 
+@functools.cache
+def _version() -> str:
+    """A hash of the source of what makes programs: another pass would have made another program."""
+    here = pathlib.Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in [*sorted(here.glob("*.py")), here.parent / "_emit.py"]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def _cache_key() -> str:
     # Without a fabric programs are those of XLA.
-    return f"{_NAME}-{_VERSION}" if runtime.is_initialized() else ""
+    return f"{_NAME}-{_version()}" if runtime.is_initialized() else ""
 
 
 def _callback(data: bytes) -> bytes | None:

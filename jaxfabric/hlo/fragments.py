@@ -57,14 +57,19 @@ class Fragment:
         return self.add("copy", name, shape=want)
 
     def call(
-        self, op: str, target: str, operand: str, have: Shape, result: Shape, **own: Attribute
+        self,
+        op: str,
+        target: str,
+        arrays: Sequence[tuple[str, Shape]],
+        result: Shape,
+        **own: Attribute,
     ) -> str:
-        """Calls the FFI target `target` on one array."""
-        operands, shapes = [operand], [str(have)]
+        """Calls the FFI target `target` on arrays, the first of which is the one that is named."""
+        operands, shapes = [name for name, _ in arrays], [str(shape) for _, shape in arrays]
         if self._by_position:
             operands.append(self.add("partition-id", shape="u32[]"))
             shapes.append("u32[]")
-        attributes = self._describe(f"{op} {have.label}", own)
+        attributes = self._describe(f"{op} {arrays[0][1].label}", own)
         config = ", ".join(f"{key} = {_attribute(attributes[key])}" for key in sorted(attributes))
         more = (
             f', custom_call_target="{target}"'
@@ -91,7 +96,7 @@ def elementwise(
         if have.dims != want.dims or have.type != want.type:
             raise UnsupportedError(f"a result {want} for an operand {have}")
         result = have if have.order() != want.order() else want
-        name = fragment.call(op, target, name, have, result, **own)
+        name = fragment.call(op, target, [(name, have)], result, **own)
         out.append((fragment.convert(name, result, want), want))
     return out
 
@@ -117,7 +122,7 @@ def all_gather(
         gathered = want.major_first(dim)
         row = have.with_layout(gathered.layout)
         name = fragment.convert(name, have, row)
-        name = fragment.call("all-gather", "jaxfabric_all_gather", name, row, gathered)
+        name = fragment.call("all-gather", "jaxfabric_all_gather", [(name, row)], gathered)
         out.append((fragment.convert(name, gathered, want), want))
     return out
 
@@ -133,7 +138,7 @@ def reduce_scatter(
         part = want.with_layout(rows.layout)
         name = fragment.convert(name, have, rows)
         op, target = f"reduce-scatter ({reduction})", "jaxfabric_reduce_scatter"
-        name = fragment.call(op, target, name, rows, part, reduction=reduction)
+        name = fragment.call(op, target, [(name, rows)], part, reduction=reduction)
         out.append((fragment.convert(name, part, want), want))
     return out
 
@@ -147,7 +152,7 @@ def all_to_all(
         raise UnsupportedError(f"a result {want} for an operand {have} in {size} parts")
     rows = have.major_first(dim)
     name = fragment.convert(name, have, rows)
-    name = fragment.call("all-to-all", "jaxfabric_all_to_all", name, rows, rows)
+    name = fragment.call("all-to-all", "jaxfabric_all_to_all", [(name, rows)], rows)
     return [(fragment.convert(name, rows, want), want)]
 
 
@@ -175,7 +180,7 @@ def all_to_all_of_parts(
     else:
         flat = [fragment.add("bitcast", name, shape=row) for name in names]
         name = fragment.add("concatenate", *flat, shape=rows, more=", dimensions={0}")
-    name = fragment.call("all-to-all", "jaxfabric_all_to_all", name, rows, rows)
+    name = fragment.call("all-to-all", "jaxfabric_all_to_all", [(name, rows)], rows)
     if whole is not None:
         return [(fragment.add("bitcast", name, shape=whole), whole)]
     out = []
@@ -185,6 +190,30 @@ def all_to_all_of_parts(
         part = fragment.add("slice", name, shape=row, more=more)
         out.append((fragment.add("bitcast", part, shape=want), want))
     return out
+
+
+def ragged_all_to_all(
+    fragment: Fragment, results: Sequence[Shape], size: int
+) -> list[tuple[str, Shape]]:
+    """Sends slices of rows: of an operand, into a copy of another, as four lists of rows say."""
+    operand, initial, *metadata = fragment.operands
+    (want,) = results
+    if any(len(shape.dims) != 1 or shape.dims[0] % size for _, shape in metadata):
+        shapes = ", ".join(str(shape) for _, shape in metadata)
+        raise UnsupportedError(f"offsets and sizes {shapes} for {size} ranks")
+    arrays = []
+    # Not major_first: a result of one row says nothing about an operand of several.
+    result = want.with_layout((*(dim for dim in want.layout if dim), 0))
+    for name, have in (operand, initial):
+        row = have.with_layout(result.layout)
+        arrays.append((fragment.convert(name, have, row), row))
+    for name, have in metadata:
+        wide = Shape("s64", have.dims, have.layout)
+        same = have.type == wide.type
+        arrays.append((name if same else fragment.add("convert", name, shape=wide), wide))
+    op, target = "ragged-all-to-all", "jaxfabric_ragged_all_to_all"
+    name = fragment.call(op, target, arrays, result)
+    return [(fragment.convert(name, result, want), want)]
 
 
 def permute_attributes(pairs: Pairs) -> dict[str, Attribute]:

@@ -240,18 +240,19 @@ def _renumbered(
 ) -> list[Message]:
     (computation,) = Module(replacement.fragment).computations
     collective = replacement.collective
-    # Whatever had to come before the collective comes before all that replaces it, operands of the
-    # other calls too: a result may lie where they were made from. What had to come after it
-    # depends on the root.
+    instructions = [Message(raw) for raw in computation.instructions()]
+    # Whatever had to come before the collective comes before all that replaces it. Of several
+    # results, operands of the others too: a result may lie where they were made from. What had to
+    # come after it depends on the root.
     before = collective.integers(CONTROL_PREDECESSORS)
-    if len(replacement.operands) > 1:
+    several = any(instruction.text(OPCODE) == "tuple" for instruction in instructions)
+    if several and len(replacement.operands) > 1:
         before += [outside[name] for name in replacement.operands]
     before = list(dict.fromkeys(before))
     metadata = collective.bytes_of(METADATA) or None
     numbers: dict[int, int] = {}
     out: list[Message] = []
-    for raw in computation.instructions():
-        instruction = Message(raw)
+    for instruction in instructions:
         old = instruction.number(ID)
         if instruction.text(OPCODE) == "parameter":
             operand = replacement.operands[int(instruction.text(NAME)[1:])]

@@ -208,7 +208,7 @@ class _Transformation:
         names = tuple(operand.name for operand in call.hlo.operands())
         ids = self._result.device_ids
         describe = self._describer(call, groups, pairs)
-        if all(len(group) == 1 for group in groups):
+        if opcode != "ragged-all-to-all" and all(len(group) == 1 for group in groups):
             fragment = Fragment(call.operands, describe, ids is None)
             emitted = fragments.copies(fragment, results)
         elif opcode == "all-to-all" and call.instruction.is_tuple:
@@ -334,6 +334,13 @@ def _all_to_all(
     return fragments.all_to_all(fragment, instruction.results, dim, len(groups[0]))
 
 
+def _ragged_all_to_all(
+    fragment: Fragment, instruction: Instruction, groups: Groups, reduction: str
+) -> Emitted:
+    del reduction
+    return fragments.ragged_all_to_all(fragment, instruction.results, len(groups[0]))
+
+
 def _permute(
     fragment: Fragment, instruction: Instruction, groups: Groups, reduction: str
 ) -> Emitted:
@@ -355,6 +362,7 @@ _EMITTERS: dict[str, Emitter] = {
     "all-gather": _all_gather,
     "reduce-scatter": _reduce_scatter,
     "all-to-all": _all_to_all,
+    "ragged-all-to-all": _ragged_all_to_all,
     "collective-permute": _permute,
     "collective-broadcast": _broadcast,
 }

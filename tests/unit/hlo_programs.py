@@ -48,8 +48,11 @@ def whole_program():
 
 
 @contextlib.contextmanager
-def edited(edit):
-    """Changes each module's text before the fabric sees it; it must find something to change."""
+def edited(edit, fabric=True):
+    """Changes each module's text before the fabric sees it; it must find something to change.
+
+    Without `fabric` programs are XLA's.
+    """
     from jaxlib import _hlo
 
     done = []
@@ -68,7 +71,8 @@ def edited(edit):
 
     hlo.uninstall()  # In the order of registration.
     jax.extend.xla.register_hlo_module_transformation(callback, name=EDIT, platforms="cpu")
-    hlo.install()
+    if fabric:
+        hlo.install()
     try:
         yield
     finally:

@@ -86,6 +86,11 @@ def test_truth_values():
         ("f32[4]{0} collective-permute(%p), channel_id=1, source_target_pairs={}", "without pairs"),
         ("f32[4]{0} collective-permute(%p), source_target_pairs={{0,1}}", "replicas"),
         ("f32[4]{0} collective-broadcast(%p), channel_id=1, replica_groups={{0,1}}", "not cover"),
+        (
+            "f32[4]{0} all-to-all(%p), channel_id=1, replica_groups={{0},{1,2,3}}, dimensions={0}",
+            "groups of different sizes",
+        ),
+        ("f32[4]{0} all-reduce(%p), channel_id=1, replica_groups={}, to_apply=%add", "replicas"),
     ],
 )
 def test_forms_that_are_left_to_xla(line, reason):
@@ -224,6 +229,65 @@ def test_dimensions_that_are_not_the_slowest_in_memory():
             ops={"reduce_scatter"},
         )
     np.testing.assert_array_equal(scattered, blocks.sum(0) * 2)
+
+
+WAYS = {
+    "{{3,1,2,0},{4,7,6,5}}": [[3, 1, 2, 0], [4, 7, 6, 5]],
+    "[2,4]<=[8]": [[0, 1, 2, 3], [4, 5, 6, 7]],
+    "[2,4]<=[4,2]T(1,0)": [[0, 2, 4, 6], [1, 3, 5, 7]],
+    "[2,4]<=[2,2,2]T(1,0,2)": [[0, 1, 4, 5], [2, 3, 6, 7]],
+    "mesh['a'=2,'b'=2,'c'=2] {'c','a'}": [[0, 4, 1, 5], [2, 6, 3, 7]],
+    "mesh['a'=2,'b'=4] {'b':(2)2,'a'}": [[0, 4, 1, 5], [2, 6, 3, 7]],
+    "mesh['a'=2,'b'=4] {'a','b':(1)2}": [[0, 2, 4, 6], [1, 3, 5, 7]],
+    "mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}": [[0, 2, 4, 6], [1, 3, 5, 7]],
+    "mesh['a'=2,'b'=4], device_ids=(3,1,2,0,4,7,6,5) {'b'}": [[3, 1, 2, 0], [4, 7, 6, 5]],
+}
+GROUPS = r"replica_groups=.*?(?=, (?:dimensions|use_global_device_ids)=)"
+
+
+@whole_program
+@pytest.mark.parametrize("fabric", [True, False])
+def test_every_way_to_write_groups(fabric):
+    """One all-gather with each, told apart by its width; XLA runs them the same."""
+
+    def edit(text):
+        def groups(match):
+            way = list(WAYS)[int(match[1]) - 1]
+            return re.sub(GROUPS, lambda _: f"replica_groups={way}", match[0])
+
+        return re.sub(r"= f32\[8,(\d)\]\S* all-gather\(.*", groups, text)
+
+    def f(x):
+        return [jax.lax.all_gather(x[:, : k + 1], "b", tiled=True) for k in range(len(WAYS))]
+
+    x = numbers(16, len(WAYS))
+    spec = P(("a", "b"))
+    gathers = jax.shard_map(f, mesh=grid(a=2, b=4), in_specs=spec, out_specs=spec, check_vma=False)
+    with programs.edited(edit, fabric):
+        program, *found = programs.compiled(gathers, x)
+    assert [len(ops) for ops in found] == ([len(WAYS), 0] if fabric else [0, len(WAYS)])
+    blocks = x.reshape(8, 2, -1)
+    for k, (y, groups) in enumerate(zip(program(x), WAYS.values(), strict=True)):
+        want = np.empty((8, 8, k + 1))
+        for group in groups:
+            want[group] = np.concatenate(blocks[group])[:, : k + 1]
+        np.testing.assert_array_equal(y, want.reshape(y.shape), list(WAYS)[k])
+
+
+@whole_program
+def test_groups_of_different_sizes():
+    def edit(text):
+        uneven = "replica_groups={{6},{5,0,3},{7,2,1,4}}"
+        return re.sub(GROUPS, uneven, text)
+
+    x = numbers(16, 4)
+    with programs.edited(edit):
+        y = on_fabric(mapped(lambda x: jax.lax.psum(x, "i"), grid(i=8)), x, ops={"all_reduce"})
+    blocks = x.reshape(8, 2, 4)
+    want = np.empty_like(blocks)
+    for group in ([6], [5, 0, 3], [7, 2, 1, 4]):
+        want[group] = blocks[group].sum(0)
+    np.testing.assert_array_equal(y, want.reshape(x.shape))
 
 
 @whole_program

@@ -1,0 +1,76 @@
+r"""Whole-program mode: the pass over programs for GPUs, compiled by XLA:GPU without one.
+
+The pass is registered for CPU devices only: this says that it would hold for GPUs, whose programs
+it sees before they are fused. Nothing is run. Needs JAX's CUDA plugin and ptxas, but no driver:
+
+    pip install --target DIR --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION \
+        nvidia-cuda-nvcc
+    PYTHONPATH=DIR pytest tests/unit/test_hlo_cuda.py
+
+with the version of JAX as VERSION.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPT = pathlib.Path(__file__).with_name("cuda_programs.py")
+# By program: what the pass sees, and what calls it becomes.
+WANTED = {
+    "matmul": (["all-reduce"], ["all_reduce"]),
+    "rows to all": (["all-gather"], ["all_gather"]),
+    "columns to all": (["all-gather"], ["all_gather"]),
+    "rows to columns": (["all-to-all"], ["all_to_all"]),
+    "roll": (["collective-permute"], ["permute"]),
+    "psum_scatter": (["reduce-scatter"], ["reduce_scatter"]),
+    "all_to_all": (["all-to-all"], ["all_to_all"]),
+    "pbroadcast": (["collective-broadcast"], ["broadcast"]),
+    "several": (["all-reduce"] * 2, ["all_reduce"] * 2),
+    "loop": (["all-reduce"], ["all_reduce"]),
+    "ragged_all_to_all": (["ragged-all-to-all"], ["ragged_all_to_all"]),
+    "product": (["all-reduce"], []),
+}
+
+
+def missing() -> str:
+    """Why no program can be compiled for a GPU here, or ""."""
+    if jax.__version_info__ < (0, 12):
+        return "tried with JAX 0.12 only"
+    if importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+        return "needs JAX's CUDA plugin: see the file's first lines"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def found():
+    if reason := missing():
+        pytest.skip(reason)
+    result = subprocess.run(
+        [sys.executable, SCRIPT], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    programs = json.loads(result.stdout.splitlines()[-1])
+    if "suitable version of ptxas" in str(programs):
+        pytest.skip("needs ptxas: see the file's first lines")
+    return programs
+
+
+@pytest.mark.parametrize("program", WANTED)
+def test_a_program_for_gpus(found, program):
+    seen, fabric = WANTED[program]
+    left = ["the reduction multiply"] if program == "product" else []
+    xla = ["all-reduce"] if program == "product" else []
+    assert found[program] == {"seen": seen, "reasons": left, "fabric": fabric, "xla": xla}
+
+
+def test_all_programs_are_looked_at(found):
+    assert found.keys() == WANTED.keys()
