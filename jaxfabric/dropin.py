@@ -22,8 +22,8 @@ from jaxfabric import _compat, _report, config, hlo, runtime
 from jaxfabric._emit import lower_locally, note
 from jaxfabric._groups import as_axes
 from jaxfabric._plans import PLANS, LeaveToXlaError, Plan, Rule, Sizes, group_size
+from jaxfabric._portable import lowered_on, names_positions, portable
 from jaxfabric._portable import mode as _mode
-from jaxfabric._portable import names_positions, portable
 from jaxfabric._primitive import Aval, Context, Param, Value, collective
 from jaxfabric.lax.all_reduce import psum
 from jaxfabric.lax.ragged_all_to_all import lower_ragged_all_to_all
@@ -180,8 +180,8 @@ def _install() -> None:
             original = _compat.cpu_lowering(primitive)
             _compat.replace_cpu_lowering(primitive, partial(_switched, name, rule, original))
             taken.add(primitive)
-    _compat.lower_for_each_device_assignment_if(
-        taken, lambda: _mode.value is not None and not names_positions()
+    _compat.lower_for_each_mesh_if(
+        taken, lambda: _mode.value is not None and not names_positions(), lowered_on
     )
     _compat.take_typed_psum_of_groups(
         lambda x, axes, groups: psum(x, axes, axis_index_groups=groups),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import jax
@@ -254,15 +255,19 @@ def test_axes_left_to_the_compiler_are_left_to_xla():
     assert entry.reason == "the axes ['i'] of its mesh are left to the compiler"
 
 
-def test_export_to_any_devices():
+@pytest.mark.parametrize("knows_devices", [False, True])
+def test_export_to_any_devices(knows_devices):
     auto = (jax.sharding.AxisType.Auto,)
-    abstract = jax.sharding.AbstractMesh((4,), ("i",), axis_types=auto)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[2:6]), ("i",), axis_types=auto)
+    # A program that knows no devices names none.
+    portable = jaxfabric.portable() if knows_devices else contextlib.nullcontext()
+    mesh = mesh if knows_devices else mesh.abstract_mesh
     f = jax.jit(
-        jax.shard_map(lambda v: lax.psum(v, "i"), mesh=abstract, in_specs=P("i"), out_specs=P())
+        jax.shard_map(lambda v: lax.psum(v, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
     )
-    spec = jax.sharding.NamedSharding(abstract, P("i"))
+    spec = jax.sharding.NamedSharding(mesh, P("i"))
     argument = jax.ShapeDtypeStruct((8,), np.float32, sharding=spec)
-    with jaxfabric.portable(), jaxfabric.enabled():
+    with portable, jaxfabric.enabled():
         exported = jax.export.export(
             f, platforms=["cpu"], disabled_checks=jaxfabric.export_checks()
         )(argument)
