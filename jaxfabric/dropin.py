@@ -75,6 +75,9 @@ def disable() -> None:
 def enabled(mode: str | None = "lax") -> Iterator[None]:
     """As `enable`, for what this thread calls inside the `with` block; None: as `disable`.
 
+    What counts is where a program is lowered, at the call of the outermost `jax.jit`: a `with`
+    block inside a function that is being traced changes nothing.
+
     Args:
         mode: as in `enable`, or None.
 
@@ -136,6 +139,8 @@ def _prepare(mode: str) -> None:
         raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, MODES))}")
     runtime.initialize()
     _install()
+    if mode == "hlo":
+        hlo.install()  # It may fail, and then nothing has been turned on.
 
 
 _lock = threading.Lock()
