@@ -51,7 +51,7 @@ def values(seed, shape=(4, 4, 4)):
 @VMA
 @pytest.mark.parametrize("name", LINEAR)
 def test_derivatives_equal_those_of_jax_lax(name, check_vma):
-    if name == "all_gather invarying" and not check_vma and jax.__version__.startswith("0.10"):
+    if name == "all_gather invarying" and not check_vma and jax.__version_info__ < (0, 12):
         pytest.skip("means something else there: newer versions ignore `to` without types")
     mesh = model.grid(SHAPE)
     x, t = values(0), values(1)
