@@ -1,4 +1,4 @@
-"""Programs whose collectives name positions in the mesh, not devices: for `jax.export`."""
+"""Programs whose collectives name positions in the mesh, not devices."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ def names_positions() -> bool:
 def portable() -> Iterator[None]:
     """Lowers programs, inside the `with` block, so that they run on any devices.
 
-    Collectives name positions in the mesh instead of devices, as they do anyway where an
-    AbstractMesh knows none. Needed for `jax.export` of a program that is to run elsewhere, on a
-    mesh whose axes are all manual. Two such programs that are equal must not run at once on meshes
-    that overlap.
+    Collectives name positions in the mesh instead of devices, as they do anyway in `jax.export` and
+    under an AbstractMesh. Then one lowered program serves all meshes of a shape, if their axes are
+    all manual. Two such programs that are equal must not run at once on meshes that overlap.
 
     Example:
         >>> import jaxfabric
         >>> with jaxfabric.portable():
-        ...     pass  # exported = jax.export.export(f, platforms=["cpu"])(x)
+        ...     pass  # step(params, batch)
     """
     with _portable(True):
         yield
