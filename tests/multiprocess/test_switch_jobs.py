@@ -1,4 +1,4 @@
-"""The switch where JAX launches more than the program: from several threads, and to find NaNs."""
+"""What programs of existing code do in two processes: pmap, threads, a search for NaNs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def own(y):
 """
 
 
-def run(tmp_path, body, *arguments, env=None):
+def run(tmp_path, body, *arguments, devices=1, env=None):
     script = support.write_script(tmp_path, HEAD + body)
     env = {
         "JAXFABRIC_ENABLE": "1",
@@ -40,7 +40,51 @@ def run(tmp_path, body, *arguments, env=None):
         "PYTHONPATH": support.plugin_path(tmp_path),
         **(env or {}),
     }
-    return support.run_job(script, 2, *arguments, env=env)
+    options = ("--devices-per-process", str(devices))
+    return support.run_job(script, 2, *arguments, options=options, env=env)
+
+
+MAPPED = """
+groups = [[0, 3], [1, 2]]
+ring = [(k, (k + 1) % n) for k in range(n)]
+
+f = jax.pmap(lambda v: {
+    "sum": lax.psum(v, "i"),
+    "in groups": lax.psum(v, "i", axis_index_groups=groups),
+    "gathered": lax.all_gather(v[0], "i"),
+    "moved": lax.ppermute(v, "i", ring),
+}, axis_name="i")
+whole = np.arange(3.0 * n, dtype=np.float32).reshape(n, 3)
+x = whole[2 * process : 2 * process + 2]
+for name, y in f(x).items():
+    for local, shard in enumerate(y.addressable_shards):
+        rank = 2 * process + local
+        group = groups[rank in groups[1]]
+        want = {"sum": whole.sum(0), "in groups": whole[group].sum(0), "gathered": whole[:, 0],
+                "moved": whole[rank - 1]}[name]
+        np.testing.assert_array_equal(np.asarray(shard.data).reshape(-1), want, name)
+assert f.lower(x).as_text().count("custom_call @jaxfabric_") == 4
+"""
+
+SWITCHED = """
+import jaxfabric
+g = spread(lambda v: lax.all_gather(v, "i").reshape(-1) + 0 * lax.psum(v, "i")[0])
+x = array(lambda rank: [rank])
+for turn in range(4):
+    with jaxfabric.enabled("lax" if turn % 2 else None):
+        np.testing.assert_array_equal(own(g(x)), range(n))
+exported = jax.export.export(g, disabled_checks=jaxfabric.export_checks())(x)
+for devices in (jax.devices(), jax.devices()[::-1]):
+    sharding = NamedSharding(jax.sharding.Mesh(np.array(devices), ("i",)), P("i"))
+    y = jax.make_array_from_callback((n,), sharding, lambda at: np.arange(n)[at])
+    for shard in jax.jit(exported.call)(y).addressable_shards:
+        np.testing.assert_array_equal(shard.data, range(n))
+print("done", flush=True)
+"""
+
+
+def test_pmap_the_switch_between_calls_and_export(tmp_path):
+    succeeds(run(tmp_path, MAPPED + SWITCHED, devices=2, env={"JAXFABRIC_DEADLINE": "40"}))
 
 
 THREADS = """
