@@ -164,10 +164,14 @@ _installed = False
 def _install() -> None:
     """Puts our rules before JAX's, for CPU devices and for good: they look at the switch."""
     global _installed
-    if _installed:
-        return
-    _installed = True
-    _compat.warn_of_untested_version()
+    with _lock:  # Nobody goes on while some of them are missing.
+        if not _installed:
+            _installed = True
+            _compat.warn_of_untested_version()
+            _replace_lowerings()
+
+
+def _replace_lowerings() -> None:
     rules: dict[str, Rule] = {name: partial(_lower, name, p) for name, p in PLANS.items()}
     rules |= {
         f"{name}_start": partial(_lower, f"{name}_start", p, halves=True)

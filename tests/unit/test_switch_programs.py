@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from functools import partial
 
 import jax
@@ -229,14 +230,54 @@ def test_without_jit(context):
     assert any(e.runner == "jaxfabric" and "ppermute" in e.call for e in report().entries)
 
 
+def second_thread_waits(begin, arrive):
+    """Whether who calls `arrive` while `begin(during)` calls `during` comes after it."""
+    order = []
+
+    def second():
+        arrive()
+        order.append("second")
+
+    def during(*_):
+        if not order:
+            thread.start()
+            thread.join(0.2)
+            order.append("first")
+
+    thread = threading.Thread(target=second)
+    begin(during)
+    thread.join()
+    return order == ["first", "second"]
+
+
+def test_threads_that_turn_it_on_at_once_wait_for_all_of_it(monkeypatch):
+    monkeypatch.setattr(dropin, "_installed", False)
+
+    def begin(during):
+        monkeypatch.setattr(dropin, "_replace_lowerings", during)
+        dropin._install()
+
+    assert second_thread_waits(begin, dropin._install)
+    listeners = []
+    monkeypatch.setattr(jax.monitoring, "register_event_duration_secs_listener", listeners.append)
+
+    def compiles():
+        listeners[0]("jaxpr_to_mlir_module_duration", 0.1)
+
+    def starts(during):
+        _compat.before_first_compilation(during)
+        compiles()
+
+    assert second_thread_waits(starts, compiles)
+
+
 @pytest.mark.parametrize(
     ("version", "warnings"),
     [((0, 10, 1), 1), ((0, 10, 2), 0), ((0, 11, 2), 0), ((0, 12, 9), 0), ((0, 13, 0), 1)],
 )
 def test_a_version_of_jax_that_is_not_tested_is_said_once(monkeypatch, caplog, version, warnings):
     monkeypatch.setattr(dropin, "_installed", False)
-    for name in ("replace_cpu_lowering", "lower_for_each_mesh_if", "take_typed_psum_of_groups"):
-        monkeypatch.setattr(_compat, name, lambda *_: None)
+    monkeypatch.setattr(dropin, "_replace_lowerings", lambda: None)
     monkeypatch.setattr(jax, "__version_info__", version)
     monkeypatch.setattr(jax, "__version__", ".".join(map(str, version)))
     for mode in ("lax", None, "hlo", "lax"):
