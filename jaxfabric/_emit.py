@@ -67,20 +67,22 @@ def call_fabric(
     concrete = not isinstance(mesh, jax.sharding.AbstractMesh)
     if concrete:
         _expect_launches(mesh)
-    by_position = not concrete or names_positions()
+    # Who runs an exported program may have the devices in another order, or others.
+    exports = _compat.lowers_for_export(ctx)
+    by_position = not concrete or exports or names_positions()
     automatic = [a for a, size in mesh.shape.items() if a not in manual and size > 1]
     if automatic and (by_position or side_effect or not _compat.uses_shardy()):
         # A position cannot be told, a side effect not be replicated, and GSPMD aborts.
         raise NotImplementedError(
             f"jaxfabric.lax.{name} under a shard_map that leaves the axes {automatic} "
-            "to the compiler is not supported with an AbstractMesh, in a barrier, or without "
-            "Shardy: make all axes of the mesh manual"
+            "to the compiler is not supported with an AbstractMesh, in jax.export, in a barrier, "
+            "or without Shardy: make all axes of the mesh manual"
         )
     members = positions
     if not by_position:
         ids = [device.id for device in mesh.devices.flat]
         members = [[ids[position] for position in group] for group in positions]
-    if not _compat.lowers_for_export(ctx):
+    if not exports:
         runtime.ensure_ready()
     module, ordinal = note(ctx, name, _report.FABRIC, call=label)
     number = site_hash(module, ordinal, name, label, members, *site)

@@ -1,4 +1,4 @@
-"""Programs whose collectives name positions in the mesh, not devices: for `jax.export`."""
+"""Programs whose collectives name positions in the mesh, not devices."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from jaxfabric import _compat
 _portable = _compat.cache_sensitive_context()
 # What runs on the fabric: see dropin.py.
 mode = _compat.cache_sensitive_context()
+# The devices of `jax.set_mesh`, while a program that names them is lowered.
+lowered_on = _compat.cache_sensitive_context()
 
 
 def names_positions() -> bool:
@@ -24,14 +26,14 @@ def names_positions() -> bool:
 def portable() -> Iterator[None]:
     """Lowers programs, inside the `with` block, so that they run on any devices.
 
-    Collectives name positions in the mesh instead of devices. Needed for `jax.export` of a program
-    that is to run elsewhere or knows no devices (AbstractMesh), on a mesh whose axes are all
-    manual. Two such programs that are equal must not run at once on meshes that overlap.
+    Collectives name positions in the mesh instead of devices, as they do anyway in `jax.export` and
+    under an AbstractMesh. Then one lowered program serves all meshes of a shape, if their axes are
+    all manual. Two such programs that are equal must not run at once on meshes that overlap.
 
     Example:
         >>> import jaxfabric
         >>> with jaxfabric.portable():
-        ...     pass  # exported = jax.export.export(f, platforms=["cpu"])(x)
+        ...     pass  # step(params, batch)
     """
     with _portable(True):
         yield

@@ -29,7 +29,7 @@ from jaxfabric import _compat
 from jaxfabric._dtypes import NATIVE_DTYPES, check_movable, pack, unpack
 from jaxfabric._emit import HANDLE, call_fabric, label, mesh_positions
 from jaxfabric._groups import Axes, Groups, Split, communicator_size
-from jaxfabric._portable import names_positions
+from jaxfabric._portable import lowered_on, names_positions
 
 Value = Any  # An array or a tracer of one.
 Aval = Any  # JAX's type of an array.
@@ -285,7 +285,7 @@ def define(
     primitive.def_effectful_abstract_eval(type_rule)
     batching.fancy_primitive_batchers[primitive] = batch
     # The groups name devices.
-    _compat.lower_for_each_device_assignment_if({primitive}, lambda: not names_positions())
+    _compat.lower_for_each_mesh_if({primitive}, lambda: not names_positions(), lowered_on)
     # Not cacheable: two equal calls in one module are two sites.
     mlir.register_lowering(primitive, lower, platform="cpu", cacheable=False)
     mlir.register_lowering(primitive, partial(_lower_elsewhere, name), cacheable=False)

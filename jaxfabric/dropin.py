@@ -22,8 +22,8 @@ from jaxfabric import _compat, _report, config, hlo, runtime
 from jaxfabric._emit import lower_locally, note
 from jaxfabric._groups import as_axes
 from jaxfabric._plans import PLANS, LeaveToXlaError, Plan, Rule, Sizes, group_size
+from jaxfabric._portable import lowered_on, names_positions, portable
 from jaxfabric._portable import mode as _mode
-from jaxfabric._portable import names_positions, portable
 from jaxfabric._primitive import Aval, Context, Param, Value, collective
 from jaxfabric.lax.all_reduce import psum
 from jaxfabric.lax.ragged_all_to_all import lower_ragged_all_to_all
@@ -74,6 +74,9 @@ def disable() -> None:
 @contextlib.contextmanager
 def enabled(mode: str | None = "lax") -> Iterator[None]:
     """As `enable`, for what this thread calls inside the `with` block; None: as `disable`.
+
+    What counts is where a program is lowered, at the call of the outermost `jax.jit`: a `with`
+    block inside a function that is being traced changes nothing.
 
     Args:
         mode: as in `enable`, or None.
@@ -136,6 +139,8 @@ def _prepare(mode: str) -> None:
         raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, MODES))}")
     runtime.initialize()
     _install()
+    if mode == "hlo":
+        hlo.install()  # It may fail, and then nothing has been turned on.
 
 
 _lock = threading.Lock()
@@ -159,10 +164,14 @@ _installed = False
 def _install() -> None:
     """Puts our rules before JAX's, for CPU devices and for good: they look at the switch."""
     global _installed
-    if _installed:
-        return
-    _installed = True
-    _compat.warn_of_untested_version()
+    with _lock:  # Nobody goes on while some of them are missing.
+        if not _installed:
+            _installed = True
+            _compat.warn_of_untested_version()
+            _replace_lowerings()
+
+
+def _replace_lowerings() -> None:
     rules: dict[str, Rule] = {name: partial(_lower, name, p) for name, p in PLANS.items()}
     rules |= {
         f"{name}_start": partial(_lower, f"{name}_start", p, halves=True)
@@ -180,8 +189,8 @@ def _install() -> None:
             original = _compat.cpu_lowering(primitive)
             _compat.replace_cpu_lowering(primitive, partial(_switched, name, rule, original))
             taken.add(primitive)
-    _compat.lower_for_each_device_assignment_if(
-        taken, lambda: _mode.value is not None and not names_positions()
+    _compat.lower_for_each_mesh_if(
+        taken, lambda: _mode.value is not None and not names_positions(), lowered_on
     )
     _compat.take_typed_psum_of_groups(
         lambda x, axes, groups: psum(x, axes, axis_index_groups=groups),

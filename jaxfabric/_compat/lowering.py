@@ -1,12 +1,14 @@
 """Tracing and lowering of primitives of our own.
 
-jax._src.{config, core, dispatch, effects, source_info_util}, jax._src.lax.parallel, the lowering
-context of jax._src.interpreters.mlir; of jax.make_user_context (public) that the value for all
-threads can be set. Read in 0.10.2 and 0.12.0.1.
+jax._src.{config, core, effects, mesh, source_info_util, util}, jax._src.lax.parallel, the lowering
+context of jax._src.interpreters.mlir, the cache of lowered programs in pxla; of
+jax.make_user_context (public) that the value for all threads can be set. Read in 0.10.2, 0.11.2 and
+0.12.0.1.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
@@ -158,31 +160,46 @@ def cache_sensitive_context() -> Any:  # noqa: ANN401
 _requiring: list[tuple[Collection[Any], Callable[[], bool]]] = []
 
 
-def lower_for_each_device_assignment_if(
-    primitives: Collection[Any], condition: Callable[[], bool]
+def lower_for_each_mesh_if(
+    primitives: Collection[Any],
+    condition: Callable[[], bool],
+    context: Any,  # noqa: ANN401
 ) -> None:
     """Keeps JAX from reusing the lowering of programs with `primitives` on other devices.
 
     By default one lowering serves all meshes of one shape, although under `jax.set_mesh` the rule
-    sees the devices of the first.
+    sees the devices of the first. (JAX's own list of primitives that require devices would do, but
+    it refuses programs whose arguments are on a mesh of another shape.)
 
     Args:
         primitives: those whose lowering depends on the devices.
-        condition: whether it does so now; may depend on cache-sensitive contexts only.
+        condition: whether it does so now.
+        context: a cache-sensitive context, whose value will be the mesh; the same in all calls.
     """
-    from jax._src import dispatch
+    from jax._src import core, mesh, util
+    from jax._src.interpreters import pxla
 
-    class Requiring(set):  # type: ignore[type-arg]
-        def __contains__(self, primitive: object) -> bool:
-            return super().__contains__(primitive) or any(
-                primitive in primitives and condition() for primitives, condition in _requiring
-            )
-
-    if not _requiring:
-        dispatch.prim_requires_devices_during_lowering = Requiring(
-            dispatch.prim_requires_devices_during_lowering
-        )
     _requiring.append((primitives, condition))
+    if len(_requiring) > 1:
+        return
+    original = pxla._cached_lowering_to_hlo
+
+    @util.weakref_lru_cache
+    def primitives_of(jaxpr: Any) -> frozenset[Any]:  # noqa: ANN401
+        own = frozenset(eqn.primitive for eqn in jaxpr.eqns)
+        return own.union(*map(primitives_of, core.subjaxprs(jaxpr)))
+
+    @functools.wraps(original)
+    def lowering(jaxpr: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        devices = mesh.get_concrete_mesh()
+        if not devices.empty:
+            found = primitives_of(getattr(jaxpr, "jaxpr", jaxpr))
+            if any(condition() and not found.isdisjoint(ours) for ours, condition in _requiring):
+                with context(devices):
+                    return original(jaxpr, *args, **kwargs)
+        return original(jaxpr, *args, **kwargs)
+
+    pxla._cached_lowering_to_hlo = lowering  # type: ignore[assignment]
 
 
 def hide_frames(path: str) -> None:

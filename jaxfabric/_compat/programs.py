@@ -7,6 +7,7 @@ Read in 0.10.2 and 0.12.0.1.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -88,13 +89,17 @@ def before_first_compilation(callback: Callable[[], None]) -> None:
     import jax
 
     called = False
+    lock = threading.RLock()
 
     def listener(event: str, duration_secs: float, **_: str | int) -> None:
         nonlocal called
         del duration_secs
-        # JAX has a backend by then. Compiling something here would call this again.
-        if event.endswith("jaxpr_to_mlir_module_duration") and not called:
-            called = True
-            callback()
+        # JAX has a backend by then. Compiling something in `callback` would come here again, and
+        # what other threads compile waits for it.
+        if event.endswith("jaxpr_to_mlir_module_duration"):
+            with lock:
+                if not called:
+                    called = True
+                    callback()
 
     jax.monitoring.register_event_duration_secs_listener(listener)

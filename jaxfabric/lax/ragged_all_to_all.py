@@ -213,7 +213,7 @@ def lower_ragged_all_to_all(
 
     For a lowering rule, such as one of jax.lax's primitive `ragged_all_to_all_p`, whose operands
     and parameters are the same. The rule has to be registered with `cacheable=False`, and the
-    primitive with `_compat.lower_for_each_device_assignment_if`.
+    primitive with `_compat.lower_for_each_mesh_if`.
     """
     return _emit(ctx, *operands, axes=as_axes(axis_name), groups=as_groups(axis_index_groups))
 

@@ -254,23 +254,36 @@ def test_axes_left_to_the_compiler_are_left_to_xla():
     assert entry.reason == "the axes ['i'] of its mesh are left to the compiler"
 
 
-def test_export_to_any_devices():
+@pytest.mark.parametrize("knows_devices", [False, True])
+def test_export_to_any_devices(knows_devices):
+    """A permutation of its own devices included: ranks count as in the mesh that runs it."""
     auto = (jax.sharding.AxisType.Auto,)
-    abstract = jax.sharding.AbstractMesh((4,), ("i",), axis_types=auto)
-    f = jax.jit(
-        jax.shard_map(lambda v: lax.psum(v, "i"), mesh=abstract, in_specs=P("i"), out_specs=P())
-    )
-    spec = jax.sharding.NamedSharding(abstract, P("i"))
+
+    def line(devices):
+        return jax.sharding.Mesh(np.array(devices), ("i",), axis_types=auto)
+
+    mesh = line(jax.devices()[:4])
+    mesh = mesh if knows_devices else mesh.abstract_mesh
+
+    def f(v):
+        return lax.psum(v, "i"), lax.all_gather(v, "i", tiled=True)
+
+    specs = {"in_specs": P("i"), "out_specs": (P(), P()), "check_vma": False}
+    spec = jax.sharding.NamedSharding(mesh, P("i"))
     argument = jax.ShapeDtypeStruct((8,), np.float32, sharding=spec)
-    with jaxfabric.portable(), jaxfabric.enabled():
+    with jaxfabric.enabled():
         exported = jax.export.export(
-            f, platforms=["cpu"], disabled_checks=jaxfabric.export_checks()
+            jax.jit(jax.shard_map(f, mesh=mesh, **specs)),
+            platforms=["cpu"],
+            disabled_checks=jaxfabric.export_checks(),
         )(argument)
-    assert exported.mlir_module().count("custom_call @jaxfabric_all_reduce") == 1
-    for devices in (jax.devices()[:4], jax.devices()[7:3:-1]):
-        mesh = jax.sharding.Mesh(np.array(devices), ("i",), axis_types=auto)
-        x = jax.device_put(np.arange(8, dtype=np.float32), jax.sharding.NamedSharding(mesh, P("i")))
-        np.testing.assert_array_equal(jax.jit(exported.call)(x), [12, 16])
+    assert exported.mlir_module().count("custom_call @jaxfabric_") == 2
+    whole = np.arange(8, dtype=np.float32)
+    for devices in (jax.devices()[:4], jax.devices()[3::-1], jax.devices()[7:3:-1]):
+        x = jax.device_put(whole, jax.sharding.NamedSharding(line(devices), P("i")))
+        total, gathered = jax.jit(exported.call)(x)
+        np.testing.assert_array_equal(total, [12, 16])
+        np.testing.assert_array_equal(gathered, whole)
 
 
 def test_modes_and_the_variable():

@@ -13,6 +13,7 @@ from jax._src import cache_key
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import PartitionSpec as P
 
+import jaxfabric
 from jaxfabric import _compat, hlo, runtime
 
 pytestmark = pytest.mark.timeout(300)
@@ -72,6 +73,21 @@ def test_failures_leave_the_program_to_xla(monkeypatch, caplog):
     monkeypatch.setattr(_compat, "hlo_from_text", lambda text: b"\xff")
     assert programs.compiled(f, x)[1:] == ([], ["all-reduce"])
     assert hlo.records()[-1].reason.startswith("ValueError: ")
+
+
+def test_a_mode_that_fails_leaves_nothing_turned_on(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no pass in this JAX")
+
+    f = jax.jit(mapped(lambda x: jax.lax.psum(x, "i"), grid(i=8)))
+    x = numbers(8, 4)
+    monkeypatch.setattr(_compat, "register_hlo_transformation", refuse)
+    for turn_on in (jaxfabric.enable, lambda mode: jaxfabric.enabled(mode).__enter__()):
+        with pytest.raises(RuntimeError, match="no pass"):
+            turn_on("hlo")
+        assert "jaxfabric" not in f.lower(x).as_text()
+        with jaxfabric.enabled():
+            assert "jaxfabric" in f.lower(x).as_text()
 
 
 def test_persistent_cache(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+import jaxfabric
 from jaxfabric import lax
 
 GRID = {"i": 2, "j": 4}
@@ -161,3 +162,24 @@ def test_without_shardy():
         jax.config.update("jax_use_shardy_partitioner", True)
     np.testing.assert_array_equal(summed, x.reshape(8, 4, 2).sum(1))
     np.testing.assert_array_equal(held, x)
+
+
+@pytest.mark.parametrize("module", [jax.lax, lax], ids=["switch", "jaxfabric.lax"])
+def test_meshes_of_several_shapes_in_one_program(module):
+    line, grid = model.grid({"i": 8}), model.grid({"j": 2, "k": 4})
+    whole, rows = PartitionSpec(), PartitionSpec(("j", "k"))
+    along_line = jax.shard_map(
+        lambda v: module.psum(v, "i"), mesh=line, in_specs=PartitionSpec("i"), out_specs=whole
+    )
+    along_grid = jax.shard_map(
+        lambda v: module.psum(v, "j"), mesh=grid, in_specs=rows, out_specs=PartitionSpec("k")
+    )
+    values = np.arange(8, dtype=np.float32)
+    x = jax.device_put(values, jax.sharding.NamedSharding(grid, rows))
+    out = jax.sharding.NamedSharding(line, whole)
+    with jaxfabric.enabled():
+        f = jax.jit(lambda x: (along_line(x), along_grid(x)), out_shardings=out)
+        assert f.lower(x).as_text().count("custom_call @jaxfabric_all_reduce") == 2
+        total, sums = f(x)
+    np.testing.assert_array_equal(total, [28])
+    np.testing.assert_array_equal(sums, values[:4] + values[4:])
