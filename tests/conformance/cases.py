@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -230,12 +231,14 @@ class Case:
 
 def near_plain() -> Iterator[Case]:
     """Cases that are plain but for a few factors: the place to look for examples."""
-    few = ("op", "check_vma", "transform", "groups", "dtype")
-    some = {name: FACTORS[name] if name in few else FACTORS[name][:1] for name in FACTORS}
     partial = {"axes": ("minor",), "mesh": ("partial",)}
-    for more in (
-        *({}, {"form": (2,)}, {"form": (1,)}, {"axes": ("minor",)}, {"axes": ("swapped",)}),
-        *(partial, {**partial, "form": (1,)}, {**partial, "form": (2,)}),
+    for more, few in itertools.product(
+        (
+            *({}, {"form": (2,)}, {"form": (1,)}, {"axes": ("minor",)}, {"axes": ("swapped",)}),
+            *(partial, {**partial, "form": (1,)}, {**partial, "form": (2,)}),
+        ),
+        (("op", "check_vma", "transform", "groups"), ("op", "check_vma", "dtype")),
     ):
+        some = {name: FACTORS[name] if name in few else FACTORS[name][:1] for name in FACTORS}
         for row in pairs.product({**some, **more}, valid):
             yield Case(**row)

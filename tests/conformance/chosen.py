@@ -39,13 +39,13 @@ def selection() -> list[Case]:
 
 
 def for_jobs() -> list[Case]:
-    """Every pair of fewer levels, for jobs of several processes: what depends on the ranks."""
+    """Every pair of fewer levels, for jobs of several processes: what depends on the ranks.
+
+    Tracing, differentiation and batching do not know of processes.
+    """
     few = {
-        "dtype": ("float32", "bfloat16", "int8", "bool", "complex64", "float64", "int4"),
-        "transform": (
-            *("jit", "eager", "vmap", "vmap_own_axis", "scan", "while", "cond_between_groups"),
-            *("jvp", "vjp", "grad", "second_derivative", "remat"),
-        ),
+        "dtype": ("float32", "bfloat16", "int8", "complex64"),
+        "transform": ("jit", "eager", "scan", "cond_between_groups", "grad"),
     }
     return [Case(**row) for row in pairs.choose({**cases.FACTORS, **few}, supported)]
 
