@@ -240,7 +240,8 @@ def _lower(
     except TypeError as error:
         if jnp.issubdtype(aval.dtype, jnp.complexfloating):
             raise  # XLA could not either, and says less.
-        raise LeaveToXlaError(f"the fabric does not reduce {aval.dtype}") from error
+        verb = "move" if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key) else "reduce"
+        raise LeaveToXlaError(f"the fabric does not {verb} {aval.dtype}") from error
     row = aval
     if plan.before is not None:
         row = _compat.with_shape(aval, jax.eval_shape(plan.before, aval).shape)

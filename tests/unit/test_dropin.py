@@ -141,6 +141,16 @@ def test_what_neither_can_do_has_a_reason(call):
         jax.jit(f).lower(whole())
 
 
+def test_keys_are_not_said_to_be_reduced():
+    def f(v):
+        key = jax.random.key(0)
+        key = parallel.precv(parallel.psend(key, "j", RING), jax.typeof(key), "j", RING)
+        return v + jax.random.key_data(key).sum()
+
+    with jaxfabric.enabled(), pytest.raises(NotImplementedError, match="does not move key"):
+        program(f, check_vma=False).lower(whole())
+
+
 def test_ragged_all_to_all():
     """Rank i sends i + 1 rows to the next rank of its row of the mesh; JAX cannot on a CPU."""
 
