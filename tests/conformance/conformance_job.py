@@ -34,14 +34,14 @@ def programs(which: int, parts: int) -> list[tuple]:
     What the faces make of a case is compared in one process. Here cases stay on the fabric: Gloo
     is not what this job is about.
     """
-    import capabilities
     import chosen
     import faces
+    import rules
     import runner
 
     dealt = {face: [] for face in faces.ON_FABRIC}
     for case in chosen.for_jobs():
-        able = [f for f in dealt if f.takes(case) and not capabilities.against(f.beside, case)]
+        able = [f for f in dealt if f.takes(case) and not rules.against(f.beside, case)]
         if able:
             dealt[min(able, key=lambda face: len(dealt[face]))].append(case)
     return [(f, batch) for f, cases in dealt.items() for batch in runner.batches(cases)][
