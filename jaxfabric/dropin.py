@@ -211,9 +211,14 @@ def _switched(
             # A done's start is on the report; the pass over the compiled program sees all.
             if not name.endswith("_done") and _mode.value != "hlo":
                 note(ctx, name, _report.XLA, str(reason))
-    if original is None:
+    # JAX lowers this one for CPUs too, and XLA then says less.
+    unfinished = name == "ragged_all_to_all" and _mode.value == "lax"
+    if original is None or unfinished:
         raise NotImplementedError(f"{name} is not implemented by JAX for CPU devices; {remedy}")
-    return original(ctx, *args, **params)
+    try:
+        return original(ctx, *args, **params)
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{error}; {remedy}") from error
 
 
 def _require_manual(ctx: Context) -> None:
@@ -244,7 +249,8 @@ def _lower(
     except TypeError as error:
         if jnp.issubdtype(aval.dtype, jnp.complexfloating):
             raise  # XLA could not either, and says less.
-        raise LeaveToXlaError(f"the fabric does not reduce {aval.dtype}") from error
+        verb = "move" if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key) else "reduce"
+        raise LeaveToXlaError(f"the fabric does not {verb} {aval.dtype}") from error
     row = aval
     if plan.before is not None:
         row = _compat.with_shape(aval, jax.eval_shape(plan.before, aval).shape)

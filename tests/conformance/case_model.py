@@ -14,7 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from cases import BROADCASTS, DERIVATIVES, REDUCTIONS, Case, dtype_of
+from cases import BROADCASTS, DERIVATIVES, RAGGED, REDUCTIONS, Case, dtype_of
 
 Blocks = list[np.ndarray]
 STEPS = 3  # Iterations of loops, and elements of batches.
@@ -59,6 +59,8 @@ def weights(shape: Sequence[int]) -> np.ndarray:
 def total(blocks: Blocks) -> np.ndarray:
     dtype = np.dtype(np.int32) if blocks[0].dtype == np.bool_ else blocks[0].dtype
     wide = np.complex128 if dtype.kind == "c" else np.float64
+    if jnp.issubdtype(dtype, jnp.integer):
+        wide = np.int64  # From which a cast drops the upper bits.
     return np.sum([np.asarray(block, wide) for block in blocks], axis=0).astype(dtype)
 
 
@@ -76,7 +78,7 @@ def part(block: np.ndarray, rank: int, size: int, axis: int, tiled: bool) -> np.
 
 def collective(case: Case, blocks: Blocks) -> Blocks:
     """The results of the ranks of one communicator."""
-    n, op, tiled = len(blocks), case.op.removesuffix("_unreduced"), case.tiled
+    n, op, tiled = len(blocks), case.base, case.tiled
     join = np.concatenate if tiled else np.stack
     dimension = DIMENSIONS[case.form]
     if op in REDUCTIONS:
@@ -97,6 +99,8 @@ def collective(case: Case, blocks: Blocks) -> Blocks:
         return [join([part(b, r, n, split, tiled) for b in cut], concat) for r in range(n)]
     if op in BROADCASTS:
         return [blocks[root(case.form, n)]] * n
+    if op == RAGGED:
+        return ragged(blocks, slices(case.form, n))
     result = [np.zeros_like(blocks[0]) for _ in blocks]
     pairs = permutation(case.form, n)
     if op == "pshuffle":
@@ -113,7 +117,7 @@ SPLITS = ((0, 2), (1, 0), (-1, 1))
 
 def operand(case: Case, block: Any) -> Any:
     """A block of which the dimension that is dealt out has one element per rank, if it must."""
-    at = SPLITS[case.form][0] if case.op == "all_to_all" else DIMENSIONS[case.form]
+    at = SPLITS[case.form][0] if case.base == "all_to_all" else DIMENSIONS[case.form]
     return block if case.tiled or at != 1 else block[:, : case.layout.rows]
 
 
@@ -129,6 +133,31 @@ def permutation(form: int, n: int) -> list[tuple[int, int]]:
 
 def order(form: int, n: int) -> list[int]:
     return ([*range(1, n), 0], [*reversed(range(n))], [*range(n)])[form]
+
+
+def slices(form: int, n: int) -> np.ndarray:
+    """`[4, n, K]`: offsets, sizes, offsets at the receiver and sizes to receive, of n ranks.
+
+    One row for each rank, for every second one, or all rows for the next rank in two slices.
+    """
+    sender, receiver = np.indices((n, n))
+    if form < 2:
+        size = np.ones((n, n), int) if form == 0 else (sender + receiver) % 2
+        three = [x[..., None] for x in (receiver, size, n - 1 - sender)]
+    else:
+        after = np.array([n // 2, n - n // 2])
+        own = ((receiver - sender) % n == 1)[..., None]
+        three = [own * x for x in ([0, n // 2], after, [n - n // 2, 0])]
+    return np.stack([x.reshape(n, -1) for x in (*three, three[1].transpose(1, 0, 2))])
+
+
+def ragged(blocks: Blocks, metadata: np.ndarray) -> Blocks:
+    """What no slice reaches keeps the value of the rank's own block."""
+    results = [block.copy() for block in blocks]
+    for block, (begins, sizes, to, _) in zip(blocks, metadata.transpose(1, 0, 2), strict=True):
+        for k, (begin, size, at) in enumerate(zip(begins, sizes, to, strict=True)):
+            results[k * len(blocks) // len(sizes)][at : at + size] = block[begin : begin + size]
+    return results
 
 
 # --- the mesh ---

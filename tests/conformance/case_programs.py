@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ import case_model
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cases import Case, Layout, dtype_of
+from cases import HALVES, RAGGED, Case, Layout, dtype_of
+from jax._src.lax import parallel
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -63,9 +65,22 @@ def values_from_2(values: jax.Array, one: float) -> jax.Array:
     return jnp.where(values < 3, one, 2 * one)
 
 
+class Halves:
+    """Has collectives in one call, made of the two of `jax.lax`, private ones included."""
+
+    def __init__(self, lax: Module) -> None:
+        self._lax = parallel if lax is jax.lax else lax
+
+    def __getattr__(self, name: str) -> Function:
+        start = getattr(self._lax, f"{name}_start")
+        return lambda *args, **keywords: start(*args, **keywords).done()
+
+
 def call(case: Case, lax: Module, x: jax.Array) -> jax.Array:
     """The collective itself."""
     lay, op, form, tiled = case.layout, case.op, case.form, case.tiled
+    if op in HALVES:
+        op, lax = case.base, Halves(lax)
     axes: Any = lay.axes if len(lay.axes) > 1 else lay.axes[0]
     keywords: dict[str, Any] = {} if lay.groups is None else {"axis_index_groups": lay.groups}
     size = int(np.prod([lay.shape[axis] for axis in lay.axes]))
@@ -93,6 +108,18 @@ def call(case: Case, lax: Module, x: jax.Array) -> jax.Array:
         )
     if op == "pswapaxes":
         return lax.pswapaxes(case_model.operand(case, x), axes, dimension, **keywords)
+    if op == "psend_precv":
+        pairs = case_model.permutation(form, size)
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return lax.precv(lax.psend(x, axes, pairs), like, axes, pairs)
+    if op == RAGGED:
+        communicators = case_model.communicators(case)
+        metadata = case_model.slices(form, len(communicators[0]))
+        table = np.empty((math.prod(lay.shape.values()), 4, metadata.shape[-1]), np.int32)
+        for ranks in communicators:
+            table[ranks] = metadata.transpose(1, 0, 2)
+        mine = jnp.asarray(table)[jax.lax.axis_index(lay.manual)]
+        return lax.ragged_all_to_all(x, x, *mine, axis_name=axes, **keywords)
     if op == "ppermute":
         return lax.ppermute(x, axes, case_model.permutation(form, size))
     if op == "pshuffle":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -24,8 +25,16 @@ BROADCASTS = ("pbroadcast", "pbroadcast_traced")
 UNREDUCED = ("psum_unreduced", "psum_scatter_unreduced")
 SCATTERS = ("psum_scatter", "psum_scatter_unreduced")
 EXCHANGES = ("all_to_all", "pswapaxes")
-# To come: ragged_all_to_all, psend and precv, and the pairs of *_start and *_done. An op needs a
-# line here, a branch in `case_programs.call`, a model in `case_model` and its levels in `valid`.
+RAGGED = "ragged_all_to_all"
+# Two calls, a start and a done: jax.lax has them, most of them without a public name.
+HALVES = (
+    *("psum_start", "all_gather_start", "psum_scatter_start"),
+    *("all_to_all_start", "ppermute_start", "pbroadcast_start"),
+)
+STARTED = (*HALVES, "psend_precv")
+SUMS = (*REDUCTIONS, *SCATTERS, *UNREDUCED[:1], "psum_start", "psum_scatter_start")
+# An op needs a line here, a branch in `case_programs.call`, a model in `case_model` and its levels
+# in `valid`.
 OPS = (
     *REDUCTIONS,
     *GATHERS,
@@ -34,6 +43,8 @@ OPS = (
     *PERMUTATIONS,
     *BROADCASTS,
     *UNREDUCED,
+    RAGGED,
+    *STARTED,
 )
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -78,9 +89,12 @@ TOGETHER = (
     ("op", "form", "tiled"),
 )
 
-HAS_GROUPS = (*REDUCTIONS, *GATHERS, "psum_scatter", *EXCHANGES)
-HAS_TILED = (*GATHERS, *SCATTERS, "all_to_all")
-HAS_FORMS = (*GATHERS, *SCATTERS, *EXCHANGES, *PERMUTATIONS, *BROADCASTS)
+HAS_GROUPS = (*REDUCTIONS, *GATHERS, "psum_scatter", *EXCHANGES, RAGGED, *HALVES[:4])
+HAS_TILED = (*GATHERS, *SCATTERS, "all_to_all", *HALVES[1:4])
+HAS_FORMS = (
+    *(*GATHERS, *SCATTERS, *EXCHANGES, *PERMUTATIONS, *BROADCASTS, RAGGED),
+    *(*HALVES[1:], "psend_precv"),
+)
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -184,6 +198,12 @@ class Case:
         return ", ".join([self.op, *levels])
 
     @property
+    def base(self) -> str:
+        """The op as one call with operands of plain types."""
+        op = {"psend_precv": "ppermute"}.get(self.op, self.op)
+        return op.removesuffix("_start").removesuffix("_unreduced")
+
+    @property
     def wide(self) -> bool:
         """Whether it needs 64-bit types."""
         return self.dtype in WIDE
@@ -230,12 +250,15 @@ class Case:
 
 def near_plain() -> Iterator[Case]:
     """Cases that are plain but for a few factors: the place to look for examples."""
-    few = ("op", "check_vma", "transform", "groups", "dtype")
-    some = {name: FACTORS[name] if name in few else FACTORS[name][:1] for name in FACTORS}
     partial = {"axes": ("minor",), "mesh": ("partial",)}
-    for more in (
-        *({}, {"form": (2,)}, {"form": (1,)}, {"axes": ("minor",)}, {"axes": ("swapped",)}),
-        *(partial, {**partial, "form": (1,)}, {**partial, "form": (2,)}),
+    for more, few in itertools.product(
+        (
+            *({}, {"form": (2,)}, {"form": (1,)}, {"axes": ("minor",)}, {"axes": ("swapped",)}),
+            *(partial, {**partial, "form": (1,)}, {**partial, "form": (2,)}),
+            *({**partial, "form": (2,), "tiled": (True,)}, {"groups": ("even",)}),
+        ),
+        (("op", "check_vma", "transform", "groups"), ("op", "check_vma", "dtype")),
     ):
+        some = {name: FACTORS[name] if name in few else FACTORS[name][:1] for name in FACTORS}
         for row in pairs.product({**some, **more}, valid):
             yield Case(**row)

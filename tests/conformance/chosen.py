@@ -9,23 +9,28 @@ from typing import Any
 
 import cases
 import pairs
-from capabilities import FABRIC, STOCK, Rule, against
 from cases import Case
+from faces import ON_FABRIC, STOCK
+from rules import Rule, against
 
 
 def supported(row: pairs.Row) -> bool:
-    """Whether a row, or a part of one, makes sense and may work on the fabric.
+    """Whether a row, or a part of one, makes sense and a face on the fabric may take it.
 
     A rule that asks for a factor which is not chosen yet says nothing.
     """
     if not cases.valid(row):
         return False
     part: Any = types.SimpleNamespace(**row)
-    for rule in FABRIC:
+    return not all(_refuses(face.refuses, part) for face in ON_FABRIC)
+
+
+def _refuses(rules: tuple[Rule, ...], part: Any) -> bool:
+    for rule in rules:
         with contextlib.suppress(AttributeError):
             if rule.matches(part):
-                return False
-    return True
+                return True
+    return False
 
 
 def selection() -> list[Case]:
@@ -34,18 +39,19 @@ def selection() -> list[Case]:
     Also what jax.lax refuses and jaxfabric has.
     """
     rows = pairs.choose(cases.FACTORS, supported, cases.TOGETHER)
-    more = [c for _, c in examples(STOCK, cases.near_plain()) if not against(FABRIC, c)]
+    near = examples(STOCK.refuses, cases.near_plain())
+    more = [case for _, case in near if any(face.takes(case) for face in ON_FABRIC)]
     return [*dict.fromkeys([*(Case(**row) for row in rows), *more])]
 
 
 def for_jobs() -> list[Case]:
-    """Every pair of fewer levels, for jobs of several processes: what depends on the ranks."""
+    """Every pair of fewer levels, for jobs of several processes: what depends on the ranks.
+
+    Tracing, differentiation and batching do not know of processes.
+    """
     few = {
-        "dtype": ("float32", "bfloat16", "int8", "bool", "complex64", "float64", "int4"),
-        "transform": (
-            *("jit", "eager", "vmap", "vmap_own_axis", "scan", "while", "cond_between_groups"),
-            *("jvp", "vjp", "grad", "second_derivative", "remat"),
-        ),
+        "dtype": ("float32", "bfloat16", "int8", "complex64"),
+        "transform": ("jit", "eager", "scan", "cond_between_groups", "grad"),
     }
     return [Case(**row) for row in pairs.choose({**cases.FACTORS, **few}, supported)]
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import capabilities
 import cases
-from capabilities import NEWEST, OLDEST, Rule, Version, against
+import jax_capabilities
 from cases import Case
+from rules import NEWEST, OLDEST, Rule, Version, against
 
 PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 
@@ -22,7 +23,7 @@ HEAD = """\
 
 What works, op by op: the verdicts that `tests/conformance` checks. Do not edit:
 `python tests/conformance/conformance_doc.py --write` makes this page from the rules in
-`tests/conformance/capabilities.py`, and a test fails when it is stale.
+`capabilities.py` and `jax_capabilities.py` there, and a test fails when it is stale.
 
     python -m pytest tests/conformance                      a selection: all pairs, and some triples
     python -m pytest tests/conformance --full --part 1/500  a part of the full product, or all of it
@@ -109,8 +110,8 @@ def text() -> str:
     parts = [HEAD]
     for title, rules in (
         ("jaxfabric.lax", capabilities.FABRIC),
-        ("jax.lax with the switch on", capabilities.SWITCHED),
-        ("jax.lax alone, on CPU", capabilities.STOCK),
+        ("jax.lax with the switch on", jax_capabilities.SWITCHED),
+        ("jax.lax alone, on CPU", jax_capabilities.STOCK),
     ):
         tables = [table(rules, version) for version, _ in versions]
         if tables[0] == tables[1]:
@@ -120,7 +121,7 @@ def text() -> str:
             parts += [f"## {title}, {name}\n", *lines]
     parts += ["## With the help of XLA's collectives\n"]
     parts += [f"- `jaxfabric.lax`: {rule.reason}" for rule in capabilities.BESIDE_FABRIC]
-    parts += [f"- `jax.lax` with the switch on: {r.reason}" for r in capabilities.LEFT_TO_XLA]
+    parts += [f"- `jax.lax` with the switch on: {r.reason}" for r in jax_capabilities.LEFT_TO_XLA]
     return "\n".join(parts) + "\n"
 
 

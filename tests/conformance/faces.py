@@ -10,8 +10,9 @@ from typing import Any
 
 import capabilities
 import jax
-from capabilities import Rule, against
+import jax_capabilities
 from cases import Case
+from rules import Rule, against
 
 import jaxfabric
 
@@ -42,15 +43,15 @@ FABRIC = Face(
     capabilities.FABRIC,
     capabilities.BESIDE_FABRIC,
 )
-STOCK = Face("jax.lax", jax.lax, contextlib.nullcontext, capabilities.STOCK, None)
+STOCK = Face("jax.lax", jax.lax, contextlib.nullcontext, jax_capabilities.STOCK, None)
 # The only place that knows that jaxfabric may be without its switch.
 DROPIN = (
     Face(
         "jax.lax, switched on",
         jax.lax,
         jaxfabric.enabled,
-        capabilities.SWITCHED,
-        capabilities.LEFT_TO_XLA,
+        jax_capabilities.SWITCHED,
+        jax_capabilities.LEFT_TO_XLA,
     )
     if hasattr(jaxfabric, "enabled")
     else None

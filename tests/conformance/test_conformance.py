@@ -5,14 +5,14 @@ from __future__ import annotations
 import collections
 import itertools
 
-import capabilities
 import cases
 import chosen
 import pairs
 import pytest
+import rules
 import runner
 from cases import Case
-from faces import FABRIC, ON_FABRIC, STOCK
+from faces import ON_FABRIC, STOCK
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -27,7 +27,6 @@ def check(batch: list[Case], tally: collections.Counter[str]) -> None:
     outcomes = {}
     for face in (*ON_FABRIC, STOCK):
         taken = [case for case in batch if face.takes(case)]
-        assert face is not FABRIC or taken == batch
         outcomes[face] = runner.run_each(taken, face) if taken else {}
         assert outcomes[face].keys() == set(taken)
         for case, outcome in outcomes[face].items():
@@ -35,8 +34,9 @@ def check(batch: list[Case], tally: collections.Counter[str]) -> None:
             tally[f"{face.name} with numpy"] += 1
     for case, outcome in outcomes[STOCK].items():
         for face in ON_FABRIC:
-            runner.equal(case, outcomes[face][case], outcome)
-            tally[f"{face.name} with jax.lax"] += 1
+            if case in outcomes[face]:
+                runner.equal(case, outcomes[face][case], outcome)
+                tally[f"{face.name} with jax.lax"] += 1
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: batch[0].mesh)
@@ -87,7 +87,7 @@ def test_selection_has_every_pair_that_works():
 
 @pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
 def test_every_rule_has_an_example(face):
-    now = [r for r in face.refuses if r.since <= capabilities.RUNNING < r.before]
+    now = [r for r in face.refuses if r.since <= rules.RUNNING < r.before]
     shown = [rule for rule, _ in EXAMPLES[face.name]]
     assert [rule.reason for rule in now if rule not in shown] == []
 

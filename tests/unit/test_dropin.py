@@ -10,6 +10,7 @@ import lax_model as model
 import numpy as np
 import pytest
 from jax import lax
+from jax._src.lax import parallel
 from jax.sharding import PartitionSpec as P
 
 import jaxfabric
@@ -118,20 +119,36 @@ def test_what_jax_cannot_do_on_cpu():
         program(lambda v: lax.pbroadcast(v, "j", 2))(x)
 
 
-def test_what_neither_can_do_has_a_reason():
-    mesh = model.grid(GRID)
-    f = jax.jit(
-        jax.shard_map(
-            lambda v: lax.pbroadcast(v, "j", 1),
-            mesh=mesh,
-            axis_names={"j"},
-            in_specs=P("j"),
-            out_specs=P("j"),
-            check_vma=False,
-        )
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda v: lax.pbroadcast(v, "j", 1),
+        lambda v: parallel.precv(parallel.psend(v, "j", RING), jax.typeof(v), "j", RING),
+        lambda v: lax.ragged_all_to_all(v, v, *jnp.ones((4, 4), int), axis_name="j"),
+    ],
+    ids=["pbroadcast", "psend", "ragged_all_to_all"],
+)
+def test_what_neither_can_do_has_a_reason(call):
+    f = jax.shard_map(
+        call,
+        mesh=model.grid(GRID),
+        axis_names={"j"},
+        in_specs=P("j"),
+        out_specs=P("j"),
+        check_vma=False,
     )
     with jaxfabric.enabled(), pytest.raises(NotImplementedError, match=r"either: the axes \['i'\]"):
-        f.lower(whole())
+        jax.jit(f).lower(whole())
+
+
+def test_keys_are_not_said_to_be_reduced():
+    def f(v):
+        key = jax.random.key(0)
+        key = parallel.precv(parallel.psend(key, "j", RING), jax.typeof(key), "j", RING)
+        return v + jax.random.key_data(key).sum()
+
+    with jaxfabric.enabled(), pytest.raises(NotImplementedError, match="does not move key"):
+        program(f, check_vma=False).lower(whole())
 
 
 def test_ragged_all_to_all():
