@@ -6,7 +6,7 @@ import fake_core
 import pytest
 
 import jaxfabric
-from jaxfabric import _import_check, runtime
+from jaxfabric import _ext, _import_check, runtime
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -122,6 +122,13 @@ def test_failed_connect_leaves_nothing(core, monkeypatch):
         jaxfabric.initialize()
     assert not jaxfabric.is_initialized()
     assert fake_core.FakeFabric.instances[0].shutdowns == 1
+
+
+def test_memory_that_cannot_be_had_is_an_error():
+    # Deeper than what Config lets through: the same happens where memory is short.
+    options = jaxfabric.config.Config().options() | {"segment_bytes": 1 << 47}
+    with pytest.raises(jaxfabric.FabricError, match=r"segment_bytes, 140737488355328, for each of"):
+        _ext.Fabric(0, 1, [0], options)
 
 
 def test_incomplete_description_of_the_job(core):
