@@ -158,6 +158,8 @@ class LauncherEnvironment:
                 "JAXFABRIC_COORDINATOR is not set, and JAXFABRIC_NUM_PROCESSES is "
                 f"{num_processes}: set it to host:port, or start with `jaxfabric run`"
             )
+        if coordinator:
+            check_address("JAXFABRIC_COORDINATOR", coordinator)
         return cls(
             coordinator=coordinator,
             process_id=process_id,
@@ -175,6 +177,13 @@ class LauncherEnvironment:
         if self.coordinator:
             variables["JAXFABRIC_COORDINATOR"] = self.coordinator
         return variables
+
+
+def check_address(name: str, address: object) -> None:
+    """Raises ConfigError unless `address` is host:port; JAX would abort, or wait for nobody."""
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{name}={address}: use host:port, with a port from 1 to 65535")
 
 
 SWITCH_VARIABLE = "JAXFABRIC_ENABLE"

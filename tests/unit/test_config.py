@@ -102,6 +102,8 @@ def test_launcher_environment_round_trip():
         {"JAXFABRIC_PROCESS_ID": ""},
         {"JAXFABRIC_NUM_PROCESSES": "0"},
         {"JAXFABRIC_COORDINATOR": ""},
+        {"JAXFABRIC_COORDINATOR": "somewhere"},
+        {"JAXFABRIC_COORDINATOR": "127.0.0.1:99999"},
     ],
 )
 def test_broken_launcher_environment_is_an_error(changes):

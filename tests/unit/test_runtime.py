@@ -134,6 +134,9 @@ def test_memory_that_cannot_be_had_is_an_error():
 def test_incomplete_description_of_the_job(core):
     with pytest.raises(ValueError, match="belong together"):
         jaxfabric.initialize("127.0.0.1:1", 2)
+    for address in ("somewhere", "127.0.0.1:99999", ":80", 80):
+        with pytest.raises(ValueError, match=f"coordinator_address={address}: use host:port"):
+            jaxfabric.initialize(address, 2, 0)
     with pytest.raises(ValueError, match="deadline=-1"):
         jaxfabric.initialize(deadline=-1)
 
