@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Hashable, Sequence
 
 import jax
@@ -46,14 +47,24 @@ def as_groups(axis_index_groups: AxisGroups, even: bool = True) -> Groups | None
     """Returns `axis_index_groups` as tuples.
 
     Raises:
-        ValueError: an index is missing or there twice, or groups differ in size where `even`.
+        TypeError: it is not made of lists of integers.
+        ValueError: an index is missing or there twice, a group is empty, or groups differ in size
+            where `even`.
     """
     if axis_index_groups is None:
         return None
-    groups = tuple(tuple(int(i) for i in group) for group in axis_index_groups)
+    try:
+        groups = tuple(tuple(map(operator.index, group)) for group in axis_index_groups)
+    except TypeError:
+        raise TypeError(
+            "axis_index_groups must be lists of integers, such as [[0, 1], [2, 3]], got "
+            f"{axis_index_groups!r}"
+        ) from None
     members = sorted(i for group in groups for i in group)
     if members != list(range(len(members))):
-        raise ValueError("axis_index_groups must cover all indices exactly once")
+        raise ValueError(f"axis_index_groups must cover all indices exactly once, got {groups}")
+    if not all(groups):
+        raise ValueError(f"axis_index_groups must not have an empty group, got {groups}")
     if even and len(set(map(len, groups))) > 1:
         raise ValueError(f"axis_index_groups must all be the same size, got {groups}")
     return groups
@@ -90,8 +101,19 @@ def replica_groups(
     return [[int(ranks[i]) for i in group] for ranks in whole for group in groups or [range(size)]]
 
 
-def canonical_axis(axis: int, ndim: int) -> int:
-    """Returns a dimension counted from the front; a negative one counts from the back."""
-    if not -ndim <= axis < ndim:
-        raise ValueError(f"axis {axis} is out of bounds for array of dimension {ndim}")
-    return axis % ndim
+def canonical_axis(name: str, axis: int, ndim: int) -> int:
+    """Returns the argument `name`, a dimension, counted from the front.
+
+    A negative one counts from the back.
+
+    Raises:
+        TypeError: it is not an integer.
+        ValueError: there is no such dimension.
+    """
+    try:
+        at = operator.index(axis)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {axis!r}") from None
+    if not -ndim <= at < ndim:
+        raise ValueError(f"{name}: axis {at} is out of bounds for array of dimension {ndim}")
+    return at % ndim

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,14 @@ class ConfigError(ValueError):
     """A setting has a value it cannot have; the message names it, the value and the remedy."""
 
 
-def _field(default: float | int | str, help_text: str, minimum: float = 0.0) -> Any:  # noqa: ANN401
-    return dataclasses.field(default=default, metadata={"help": help_text, "minimum": minimum})
+def _field(
+    default: float | int | str, help_text: str, minimum: float = 0.0, maximum: float = 1e9
+) -> Any:  # noqa: ANN401
+    # The core counts times in 64 bits of nanoseconds: the largest is 31 years.
+    return dataclasses.field(
+        default=default,
+        metadata={"help": help_text, "minimum": minimum, "maximum": maximum},
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +47,9 @@ class Config:
     warn_after: float = _field(10.0, "a wait this long is logged, with the ranks that are late")
     mismatch_after: float = _field(1.0, "a wait this long makes ranks compare what they wait for")
     connect_timeout: float = _field(60.0, "longest wait for the other processes at start", 0.001)
-    segment_bytes: int = _field(16 << 20, "shared memory per rank, in bytes (or 16M, 1GiB)", 65536)
+    segment_bytes: int = _field(
+        16 << 20, "shared memory per rank, in bytes (or 16M, 1GiB)", 64 << 10, 1 << 40
+    )
     heartbeat: float = _field(100.0, "a process silent for so long is dead (other hosts)", 1)
     in_step_microseconds: float = _field(
         20000.0,
@@ -67,10 +74,11 @@ class Config:
             raise ConfigError(f"{source}{value!r}: a number is needed ({field.metadata['help']})")
         if field.type == "int" and not isinstance(value, int):
             raise ConfigError(f"{source}{value!r}: use a whole number ({field.metadata['help']})")
-        if not math.isfinite(value) or value < field.metadata["minimum"]:
+        minimum, maximum = field.metadata["minimum"], field.metadata["maximum"]
+        if not minimum <= value <= maximum:
             raise ConfigError(
-                f"{source}{value}: use a finite number of at least {field.metadata['minimum']:g} "
-                f"({field.metadata['help']})"
+                f"{source}{value}: use a finite number of at least {minimum:g}, at most "
+                f"{maximum:.16g} ({field.metadata['help']})"
             )
 
     @classmethod
@@ -150,6 +158,8 @@ class LauncherEnvironment:
                 "JAXFABRIC_COORDINATOR is not set, and JAXFABRIC_NUM_PROCESSES is "
                 f"{num_processes}: set it to host:port, or start with `jaxfabric run`"
             )
+        if coordinator:
+            check_address("JAXFABRIC_COORDINATOR", coordinator)
         return cls(
             coordinator=coordinator,
             process_id=process_id,
@@ -167,6 +177,13 @@ class LauncherEnvironment:
         if self.coordinator:
             variables["JAXFABRIC_COORDINATOR"] = self.coordinator
         return variables
+
+
+def check_address(name: str, address: object) -> None:
+    """Raises ConfigError unless `address` is host:port; JAX would abort, or wait for nobody."""
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{name}={address}: use host:port, with a port from 1 to 65535")
 
 
 SWITCH_VARIABLE = "JAXFABRIC_ENABLE"

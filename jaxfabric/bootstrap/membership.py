@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxfabric import _compat
 from jaxfabric.bootstrap import identity, rendezvous
-from jaxfabric.config import Config, LauncherEnvironment
+from jaxfabric.config import Config, LauncherEnvironment, check_address
 
 logger = logging.getLogger("jaxfabric")
 
@@ -182,6 +182,7 @@ def join(
             "coordinator_address, num_processes and process_id belong together: give all three, "
             f"or none under `jaxfabric run`; got {coordinator!r}, {num_processes!r}, {process_id!r}"
         )
+    check_address("coordinator_address", coordinator)
     _require_no_backend()
     import jax
 

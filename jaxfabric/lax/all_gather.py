@@ -105,7 +105,7 @@ def all_gather(
         raise NotImplementedError(f"all_gather with axis_index_groups and to={to!r}")
 
     def leaf(v: Value) -> Value:
-        at = canonical_axis(axis, jnp.ndim(v) + (not tiled))
+        at = canonical_axis("axis", axis, jnp.ndim(v) + (not tiled))
         y = jnp.moveaxis(_all_gather.bind(v, axes, groups, kind), 0, at)
         if not tiled:
             return y

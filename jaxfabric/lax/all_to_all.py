@@ -100,7 +100,8 @@ def all_to_all(
 
     def leaf(v: Value) -> Value:
         v = jnp.asarray(v)
-        split, concat = canonical_axis(split_axis, v.ndim), canonical_axis(concat_axis, v.ndim)
+        split = canonical_axis("split_axis", split_axis, v.ndim)
+        concat = canonical_axis("concat_axis", concat_axis, v.ndim)
         size = communicator_size(axes, groups)
         if not tiled:
             if v.shape[split] != size:

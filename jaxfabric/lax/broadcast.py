@@ -54,7 +54,7 @@ def pbroadcast(x: Any, axis_name: AxisName, source: int | jax.Array) -> Any:  # 
 
     Raises:
         NameError: `axis_name` is not bound here.
-        TypeError: a traced `source` is not an integer scalar.
+        TypeError: `source` is not an integer scalar.
         ValueError: `source` is out of range.
 
     Example:
@@ -75,10 +75,14 @@ def pbroadcast(x: Any, axis_name: AxisName, source: int | jax.Array) -> Any:  # 
             lambda v: jax.lax.dynamic_index_in_dim(all_gather(v, axes), source, 0, keepdims=False),
             x,
         )
-    root = operator.index(source)
+    try:
+        root = operator.index(source)
+    except TypeError:
+        raise TypeError(f"pbroadcast needs an integer as source, got {source!r}") from None
 
     def leaf(v: Value) -> Value:
-        if not 0 <= root < (size := communicator_size(axes, None)):
+        size = communicator_size(axes, None)
+        if not 0 <= root < size:
             raise ValueError(f"pbroadcast source {root} is not an index along {axes} ({size})")
         return _broadcast.bind(v, axes, root=root)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import jax
@@ -70,7 +71,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
     Raises:
         NameError: `axis_name` is not bound here.
-        TypeError: `perm` is not a list or tuple.
+        TypeError: `perm` is not a list or tuple of pairs of integers.
         ValueError: an index is out of range or there twice.
 
     Example:
@@ -100,7 +101,12 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
 
 def _checked(perm: Sequence[tuple[int, int]], size: int) -> Pairs:
-    pairs = tuple((int(source), int(destination)) for source, destination in perm)
+    try:
+        pairs = tuple((index(source), index(destination)) for source, destination in perm)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"ppermute needs pairs of integers (source, destination) as `perm`, got {perm}"
+        ) from None
     if not all(-size <= rank < size for pair in pairs for rank in pair):
         raise ValueError(f"ppermute sources and destinations must be below {size}, got {perm}.")
     pairs = tuple((source % size, destination % size) for source, destination in pairs)
@@ -122,6 +128,7 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:  # noqa: 
 
     Raises:
         NameError: `axis_name` is not bound here.
+        TypeError: `perm` is not a list of integers.
         ValueError: `perm` is not a permutation.
 
     Example:
@@ -134,6 +141,10 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:  # noqa: 
         >>> jax.jit(f)(jnp.arange(4))
         Array([3, 0, 1, 2], dtype=int32)
     """
-    if set(perm) != set(range(len(perm))):
+    try:
+        sources = list(map(index, perm))
+    except TypeError:
+        raise TypeError(f"pshuffle needs a list of integers as `perm`, got {perm!r}") from None
+    if sorted(sources) != list(range(len(sources))):
         raise ValueError(f"`perm` does not represent a permutation: {perm}")
-    return ppermute(x, axis_name, list(zip(perm, range(len(perm)), strict=True)))
+    return ppermute(x, axis_name, list(zip(sources, range(len(sources)), strict=True)))

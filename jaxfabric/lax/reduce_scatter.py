@@ -99,7 +99,7 @@ def psum_scatter(
 
     def leaf(v: Value) -> Value:
         v = jnp.asarray(v)
-        at = canonical_axis(scatter_dimension, v.ndim)
+        at = canonical_axis("scatter_dimension", scatter_dimension, v.ndim)
         size = communicator_size(axes, groups)
         if tiled:
             if v.shape[at] % size:

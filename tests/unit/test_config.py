@@ -41,6 +41,9 @@ def test_sizes(text, value):
         ("JAXFABRIC_DEADLINE", "-3", "at least"),
         ("JAXFABRIC_DEADLINE", "inf", "finite"),
         ("JAXFABRIC_DEADLINE", "nan", "finite"),
+        ("JAXFABRIC_DEADLINE", "1e+300", "at most 1000000000"),
+        ("JAXFABRIC_IN_STEP_MICROSECONDS", "1e+30", "at most 1000000000"),
+        ("JAXFABRIC_SEGMENT_BYTES", "4611686018427387904", "at most 1099511627776"),
         ("JAXFABRIC_SEGMENT_BYTES", "16 MBytes", "16M"),
         ("JAXFABRIC_SEGMENT_BYTES", "1", "at least 65536"),
         ("JAXFABRIC_LOG_LEVEL", "loud", "error, warning, info"),
@@ -99,6 +102,8 @@ def test_launcher_environment_round_trip():
         {"JAXFABRIC_PROCESS_ID": ""},
         {"JAXFABRIC_NUM_PROCESSES": "0"},
         {"JAXFABRIC_COORDINATOR": ""},
+        {"JAXFABRIC_COORDINATOR": "somewhere"},
+        {"JAXFABRIC_COORDINATOR": "127.0.0.1:99999"},
     ],
 )
 def test_broken_launcher_environment_is_an_error(changes):

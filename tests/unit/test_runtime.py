@@ -6,7 +6,7 @@ import fake_core
 import pytest
 
 import jaxfabric
-from jaxfabric import _import_check, runtime
+from jaxfabric import _ext, _import_check, runtime
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -124,9 +124,19 @@ def test_failed_connect_leaves_nothing(core, monkeypatch):
     assert fake_core.FakeFabric.instances[0].shutdowns == 1
 
 
+def test_memory_that_cannot_be_had_is_an_error():
+    # Deeper than what Config lets through: the same happens where memory is short.
+    options = jaxfabric.config.Config().options() | {"segment_bytes": 1 << 47}
+    with pytest.raises(jaxfabric.FabricError, match=r"segment_bytes, 140737488355328, for each of"):
+        _ext.Fabric(0, 1, [0], options)
+
+
 def test_incomplete_description_of_the_job(core):
     with pytest.raises(ValueError, match="belong together"):
         jaxfabric.initialize("127.0.0.1:1", 2)
+    for address in ("somewhere", "127.0.0.1:99999", ":80", 80):
+        with pytest.raises(ValueError, match=f"coordinator_address={address}: use host:port"):
+            jaxfabric.initialize(address, 2, 0)
     with pytest.raises(ValueError, match="deadline=-1"):
         jaxfabric.initialize(deadline=-1)
 

@@ -84,8 +84,13 @@ Status Fabric::Bind() {
   JF_RETURN_IF_ERROR(transport_->Probe());
   // A quarter for cells, of which a page is touched only when used; the rest is staging.
   const size_t bytes = local_ranks_.size() * options_.segment_bytes / 4096 * 4096;
-  JF_ASSIGN_OR_RETURN(endpoint_,
-                      transport_->Bind(process_, static_cast<int>(peers_.size()), bytes));
+  auto endpoint = transport_->Bind(process_, static_cast<int>(peers_.size()), bytes);
+  if (!endpoint.ok()) {
+    return Status(endpoint.status().code(),
+                  StrCat(endpoint.status().message(), " (segment_bytes, ", options_.segment_bytes,
+                         ", for each of ", local_ranks_.size(), " local ranks)"));
+  }
+  endpoint_ = *std::move(endpoint);
   window_ = endpoint_->window();
   cell_count_ = static_cast<uint32_t>((bytes / 4 - kWindowHeaderBytes) / sizeof(Cell));
   cells_ = std::make_unique<CellAllocator>(cell_count_);
@@ -103,6 +108,7 @@ Fabric::~Fabric() { Shutdown(); }
 
 void Fabric::Shutdown() {
   if (shut_down_.exchange(true)) return;
+  if (completions_ == nullptr) return;  // Bind() failed: nothing was started.
   const Status cancelled(Code::kCancelled, "jaxfabric was shut down");
   {
     std::lock_guard lock(mutex_);
