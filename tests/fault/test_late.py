@@ -271,3 +271,28 @@ def test_a_rank_stopped_for_good_in_the_middle_of_reading(tmp_path):
     # Once it goes on it ends with the same error, or with what it saw itself: a rank that is gone.
     assert faults.only(result.stdout, 1, "raised")
     assert faults.summary(result)["ranks"][1]["exit_code"] == 1, result.explain()
+
+
+CROWD = """
+    import jax, jaxfabric, worker
+
+    jaxfabric.initialize()
+    crowd = worker.spmd(lambda x: [jaxfabric.lax.psum(x[: k + 1], "x") for k in range(20)])
+    try:
+        jax.block_until_ready(crowd(worker.blocks(20)))
+    except Exception as error:
+        worker.say("raised", text=str(error))
+"""
+
+
+def test_more_collectives_than_cells(tmp_path):
+    path = faults.script(tmp_path, CROWD)
+    job = faults.launch(path, 2, segment_bytes=65536, deadline=1, warn_after=0.1)
+    result = job.finish(40)
+    why = "no cell is free for one more collective call (6 are in use); raise"
+    waits = [line for line in result.stderr.splitlines() if "has waited" in line]
+    assert any(why in line for line in waits), result.explain()
+    for rank in range(2):
+        raised = faults.only(result.stdout, rank, "raised")
+        assert "RESOURCE_EXHAUSTED" in raised["text"], result.explain()
+        assert why in raised["text"], result.explain()
