@@ -154,11 +154,11 @@ def test_a_rank_that_fails_without_the_launcher(tmp_path):
 
 
 STOPPED = """
-    import sys
+    import itertools, os, sys
     import jax, jaxfabric, worker
 
     jaxfabric.initialize()
-    rounds, op = int(sys.argv[1]), sys.argv[2]
+    end, op = sys.argv[1:]
     # 256 KiB for each device, half of it for the other: a size that is read from the other
     # process's buffers.
     x = worker.blocks(2, 1 << 16)
@@ -170,12 +170,20 @@ STOPPED = """
         y = jaxfabric.lax.all_to_all(x, "x", 0, 0, tiled=True)  # all_to_all
         return jaxfabric.lax.all_to_all(y, "x", 0, 0, tiled=True)
 
+    @worker.spmd
+    def any_rank(flag):
+        return jaxfabric.lax.pmax(flag, "x")
+
     try:
         y = x
-        for i in range(rounds):
+        for i in itertools.count():
             y = step(y).block_until_ready()
             if i == 3:
                 worker.say("looping")
+            if i % 50 == 0:
+                told = worker.blocks(1) * os.path.exists(end)
+                if worker.local(any_rank(told))[0] > 0:
+                    break
     except Exception as error:
         worker.say("raised", text=str(error))
         raise
@@ -228,14 +236,15 @@ def test_a_rank_stopped_while_its_peer_sets_up_many_collectives(tmp_path):
 @pytest.mark.parametrize("op", ["psum", "all_to_all"])
 def test_a_stop_shorter_than_the_deadline_changes_nothing(tmp_path, op):
     path = faults.script(tmp_path, STOPPED)
-    # Enough rounds to be still under way when the signal comes.
-    job = faults.launch(path, 2, 20000, op, deadline=30, warn_after=0.3, mismatch_after=0.1)
+    end = tmp_path / "end"
+    job = faults.launch(path, 2, end, op, deadline=30, warn_after=0.3, mismatch_after=0.1)
     job.wait_for('"looping"', count=2)
     stopped = faults.only(job.output(), 1, "looping")
     faults.kill(stopped["pid"], signal.SIGSTOP)
     job.wait_for("rank 0 has waited", stream=2)
     job.wait_for(f"for {faults.name_of(stopped)}", stream=2)
     faults.kill(stopped["pid"], signal.SIGCONT)
+    end.touch()
     result = job.finish(40)
     assert result.returncode == 0, result.explain()
     for rank in range(2):
@@ -244,7 +253,7 @@ def test_a_stop_shorter_than_the_deadline_changes_nothing(tmp_path, op):
 
 def test_a_rank_stopped_for_good_in_the_middle_of_reading(tmp_path):
     path = faults.script(tmp_path, STOPPED)
-    job = faults.launch(path, 2, 1 << 20, "all_to_all", deadline=1)
+    job = faults.launch(path, 2, tmp_path / "never", "all_to_all", deadline=1)
     job.wait_for('"looping"', count=2)
     stopped = faults.only(job.output(), 1, "looping")
     since = faults.kill(stopped["pid"], signal.SIGSTOP)
@@ -262,3 +271,28 @@ def test_a_rank_stopped_for_good_in_the_middle_of_reading(tmp_path):
     # Once it goes on it ends with the same error, or with what it saw itself: a rank that is gone.
     assert faults.only(result.stdout, 1, "raised")
     assert faults.summary(result)["ranks"][1]["exit_code"] == 1, result.explain()
+
+
+CROWD = """
+    import jax, jaxfabric, worker
+
+    jaxfabric.initialize()
+    crowd = worker.spmd(lambda x: [jaxfabric.lax.psum(x[: k + 1], "x") for k in range(20)])
+    try:
+        jax.block_until_ready(crowd(worker.blocks(20)))
+    except Exception as error:
+        worker.say("raised", text=str(error))
+"""
+
+
+def test_more_collectives_than_cells(tmp_path):
+    path = faults.script(tmp_path, CROWD)
+    job = faults.launch(path, 2, segment_bytes=65536, deadline=1, warn_after=0.1)
+    result = job.finish(40)
+    why = "no cell is free for one more collective call (6 are in use); raise"
+    waits = [line for line in result.stderr.splitlines() if "has waited" in line]
+    assert any(why in line for line in waits), result.explain()
+    for rank in range(2):
+        raised = faults.only(result.stdout, rank, "raised")
+        assert "RESOURCE_EXHAUSTED" in raised["text"], result.explain()
+        assert why in raised["text"], result.explain()

@@ -158,6 +158,8 @@ class Fabric {
   bool MayCome(const Participant& participant) const;
   // The peers that hold `op` up: of those it needs, who does not wait in the same execution itself.
   std::vector<int> Late(const Op& op) const;
+  // Whether what is missing is a cell of this process, not a peer.
+  static bool NeedsCell(const Op& op);
   // " for rank 3 (process 1, pid 4242 on host), last seen in ...".
   std::string DescribeLate(Op& op) const;
   Status DeadlineError(Op& op, double seconds);

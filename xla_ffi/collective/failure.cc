@@ -48,8 +48,16 @@ std::vector<int> Fabric::Late(const Op& op) const {
   return late.empty() ? missing : late;
 }
 
+bool Fabric::NeedsCell(const Op& op) {
+  return op.stage() == Op::Stage::kSetup && !op.participant().has_cell();
+}
+
 std::string Fabric::DescribeLate(Op& op) const {
   Participant& participant = op.participant();
+  if (NeedsCell(op)) {
+    return StrCat(": no cell is free for one more collective call (", cell_count_,
+                  " are in use); raise JAXFABRIC_SEGMENT_BYTES");
+  }
   const std::vector<int> late = Late(op);
   if (late.empty() && !op.numbered()) {
     return ": an equal program was launched without a collective, so it cannot be told which "
@@ -83,12 +91,8 @@ Status Fabric::DeadlineError(Op& op, double seconds) {
   Participant& participant = op.participant();
   const std::string text = StrCat("rank ", participant.rank(), " waited ", seconds, " s in ",
                                   participant.DescribeCall());
-  if (op.stage() == Op::Stage::kSetup && !participant.has_cell()) {
-    return Status(Code::kResourceExhausted,
-                  StrCat(text, ": no cell is free for one more collective call (", cell_count_,
-                         " are in use); raise JAXFABRIC_SEGMENT_BYTES"));
-  }
-  return Status(Code::kDeadlineExceeded, text + DescribeLate(op));
+  return Status(NeedsCell(op) ? Code::kResourceExhausted : Code::kDeadlineExceeded,
+                text + DescribeLate(op));
 }
 
 // A late rank that itself waits for `participant`, at the same place of the same program but in
