@@ -148,6 +148,7 @@ BESIDE_FABRIC = (
 # --- jax.lax on CPU ---
 
 _OLD: Version = (0, 12)  # Mended in this version.
+_OLDER: Version = (0, 11)  # The same.
 
 STOCK = (
     Rule(
@@ -175,14 +176,14 @@ STOCK = (
         "a dimension counted from the end",
         lambda c: c.form == 2 and c.op == "psum_scatter",
         (ValueError,),
-        before=_OLD,
+        before=_OLDER,
         mended=True,
     ),
     Rule(
         "a dimension counted from the end, under vmap",
         lambda c: c.form == 2 and c.op == "psum_scatter" and c.transform == "vmap",
         (IndexError,),
-        since=_OLD,
+        since=_OLDER,
     ),
     Rule(
         "a dimension counted from the end of an unreduced operand",
@@ -194,7 +195,7 @@ STOCK = (
         "a dimension counted from the end",
         lambda c: c.form == 2 and c.op in EXCHANGES,
         (Exception,),
-        before=_OLD,
+        before=_OLDER,
         mended=True,
     ),
     Rule(
@@ -286,12 +287,12 @@ SWITCHED = (
         "a dimension counted from the end, where axes are left to the compiler",
         lambda c: c.form == 2 and c.op in ("psum_scatter", *EXCHANGES) and c.mesh == "partial",
         (Exception,),
-        before=_OLD,
+        before=_OLDER,
     ),
     Rule(
         "a dimension counted from the end without `tiled`: another shape",
         lambda c: c.form == 2 and c.op == "all_to_all" and not c.tiled,
-        before=_OLD,
+        before=_OLDER,
     ),
     Rule(
         "a dimension counted from the end under vmap",
@@ -300,7 +301,7 @@ SWITCHED = (
             and c.op in ("psum_scatter", *EXCHANGES)
             and c.transform in ("vmap", "vmap_own_axis")
         ),
-        before=_OLD,
+        before=_OLDER,
     ),
     Rule(
         "2-bit integers where axes are left to the compiler",
