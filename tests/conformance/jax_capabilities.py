@@ -16,7 +16,7 @@ from cases import (
     Case,
 )
 from rules import Rule
-from traced_capabilities import OLD, TRACED, TRACED_FOR_SWITCH, left_to_xla, pulls_back
+from traced_capabilities import OLD, OLDER, TRACED, TRACED_FOR_SWITCH, left_to_xla, pulls_back
 
 PERMUTED_LATER = ("ppermute_start", "psend_precv")
 
@@ -81,14 +81,14 @@ STOCK = (
         "a dimension counted from the end",
         lambda c: c.form == 2 and c.op == "psum_scatter",
         (ValueError,),
-        before=OLD,
+        before=OLDER,
         mended=True,
     ),
     Rule(
         "a dimension counted from the end, under vmap",
         lambda c: c.form == 2 and c.op == "psum_scatter" and c.transform == "vmap",
         (IndexError,),
-        since=OLD,
+        since=OLDER,
     ),
     Rule(
         "a dimension counted from the end of an unreduced operand",
@@ -100,7 +100,7 @@ STOCK = (
         "a dimension counted from the end",
         lambda c: c.form == 2 and c.op in EXCHANGES,
         (Exception,),
-        before=OLD,
+        before=OLDER,
         mended=True,
     ),
     Rule(
@@ -188,12 +188,12 @@ SWITCHED = (
         "a dimension counted from the end, where XLA runs it",
         lambda c: c.form == 2 and c.op in ("psum_scatter", *EXCHANGES) and left_to_xla(c),
         (Exception,),
-        before=OLD,
+        before=OLDER,
     ),
     Rule(
         "a dimension counted from the end without `tiled`: another shape",
         lambda c: c.form == 2 and c.op == "all_to_all" and not c.tiled,
-        before=OLD,
+        before=OLDER,
     ),
     Rule(
         "a dimension counted from the end under vmap",
@@ -202,7 +202,7 @@ SWITCHED = (
             and c.op in ("psum_scatter", *EXCHANGES)
             and c.transform in ("vmap", "vmap_own_axis")
         ),
-        before=OLD,
+        before=OLDER,
     ),
     Rule(
         "2-bit integers where axes are left to the compiler",

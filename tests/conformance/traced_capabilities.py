@@ -19,6 +19,7 @@ from cases import (
 from rules import Rule, Version
 
 OLD: Version = (0, 12)  # Mended in this version.
+OLDER: Version = (0, 11)  # The same.
 
 
 def pulls_back(case: Case) -> bool:
