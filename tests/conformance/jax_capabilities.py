@@ -229,8 +229,8 @@ SWITCHED = (
         (TypeError,),
     ),
     Rule(
-        "keys in psend and pbroadcast_start",
-        lambda c: c.op in ("psend_precv", "pbroadcast_start") and c.dtype == "key",
+        "keys in psend and pbroadcast",
+        lambda c: c.op in ("psend_precv", "pbroadcast", "pbroadcast_start") and c.dtype == "key",
         (NotImplementedError,),
     ),
     Rule(
