@@ -7,7 +7,7 @@ import difflib
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 _PREFIX = "JAXFABRIC_"
@@ -187,6 +187,7 @@ def check_address(name: str, address: object) -> None:
 
 
 SWITCH_VARIABLE = "JAXFABRIC_ENABLE"
+SWITCH_MODES = ("lax", "hlo")
 
 
 def switch_is_in_environment() -> bool:
@@ -194,22 +195,20 @@ def switch_is_in_environment() -> bool:
     return bool(os.environ.get(SWITCH_VARIABLE))
 
 
-def switch_from_environment(
-    environ: Mapping[str, str] | None = None, *, modes: Sequence[str]
-) -> str | None:
+def switch_from_environment(environ: Mapping[str, str] | None = None) -> str | None:
     """Returns the mode that JAXFABRIC_ENABLE asks for; None where it is unset, empty or 0.
 
     Raises:
-        ConfigError: it has another value than 0, 1 or one of `modes`.
+        ConfigError: it has another value than 0, 1 or one of SWITCH_MODES.
     """
     environ = os.environ if environ is None else environ
     text = environ.get(SWITCH_VARIABLE, "").strip().lower()
     if text in ("", "0", "false", "off"):
         return None
     if text in ("1", "true", "on"):
-        return modes[0]
-    if text not in modes:
-        raise ConfigError(f"{SWITCH_VARIABLE}={text}: use 0, 1 or {', '.join(modes)}")
+        return SWITCH_MODES[0]
+    if text not in SWITCH_MODES:
+        raise ConfigError(f"{SWITCH_VARIABLE}={text}: use 0, 1 or {', '.join(SWITCH_MODES)}")
     return text
 
 

@@ -28,8 +28,6 @@ from jaxfabric._primitive import Aval, Context, Param, Value, collective
 from jaxfabric.lax.all_reduce import psum
 from jaxfabric.lax.ragged_all_to_all import lower_ragged_all_to_all
 
-MODES = ("lax", "hlo")
-
 __all__ = ["disable", "enable", "enable_from_environment", "enabled", "export_checks", "portable"]
 
 # --- the switch ---
@@ -123,7 +121,7 @@ def enable_from_environment() -> None:
     Raises:
         ConfigError: JAXFABRIC_ENABLE has a value it cannot have.
     """
-    mode = config.switch_from_environment(modes=MODES)
+    mode = config.switch_from_environment()
     if mode is None:
         return
     runtime.start_on_demand()
@@ -135,8 +133,8 @@ def enable_from_environment() -> None:
 
 
 def _prepare(mode: str) -> None:
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, MODES))}")
+    if mode not in config.SWITCH_MODES:
+        raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, config.SWITCH_MODES))}")
     runtime.initialize()
     _install()
     if mode == "hlo":

@@ -17,7 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from jaxfabric.bootstrap.service import CoordinationService
-from jaxfabric.config import LAUNCHER_VARIABLES, Config, LauncherEnvironment
+from jaxfabric.config import (
+    LAUNCHER_VARIABLES,
+    Config,
+    LauncherEnvironment,
+    switch_from_environment,
+)
 
 _TERM_SECONDS = 5.0  # From SIGTERM to SIGKILL.
 _DRAIN_SECONDS = 1.0  # For output still in the pipes when all processes have ended.
@@ -139,9 +144,11 @@ class _Job:
 
     def run(self) -> Summary:
         service: CoordinationService | None = None
+        config = Config.from_environment()
+        # JAX only logs what a plugin raises: with a misspelt switch the program would go on.
+        switch_from_environment()
         if self.count > 1:
-            heartbeat = int(Config.from_environment().heartbeat)
-            service = CoordinationService(self.count, max(1, heartbeat))
+            service = CoordinationService(self.count, max(1, int(config.heartbeat)))
         restore = self._catch_signals()
         try:
             # Before the service: the threads it starts would make fork() unsafe.

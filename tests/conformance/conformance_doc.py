@@ -25,8 +25,8 @@ What works, op by op: the verdicts that `tests/conformance` checks. Do not edit:
 `python tests/conformance/conformance_doc.py --write` makes this page from the rules in
 `capabilities.py` and `jax_capabilities.py` there, and a test fails when it is stale.
 
-    python -m pytest tests/conformance                      a selection: all pairs, and some triples
-    python -m pytest tests/conformance --full --part 1/500  a part of the full product, or all of it
+    pytest tests/conformance                      a selection: all pairs, and some triples
+    pytest tests/conformance --full --part 1/500  a part of the full product, or all of it
 
 Each case is an op with a transformation, dtype, axes, mesh, groups, form and manual types. Every
 case that works is compared with numpy, with `jax.lax` where that has it (values, shapes, dtypes,

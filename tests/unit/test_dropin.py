@@ -308,14 +308,15 @@ def test_modes_and_the_variable():
         jaxfabric.enable("gpu")
 
     def read(text):
-        return config.switch_from_environment({"JAXFABRIC_ENABLE": text}, modes=["lax"])
+        return config.switch_from_environment({"JAXFABRIC_ENABLE": text})
 
-    assert [read(text) for text in ("", "0", "off", "1", "ON", "lax")] == [
+    assert [read(text) for text in ("", "0", "off", "1", "ON", "lax", "HLO")] == [
         *[None] * 3,
         *["lax"] * 3,
+        "hlo",
     ]
-    assert config.switch_from_environment({}, modes=["lax"]) is None
-    with pytest.raises(config.ConfigError, match="JAXFABRIC_ENABLE=maybe: use 0, 1 or lax"):
+    assert config.switch_from_environment({}) is None
+    with pytest.raises(config.ConfigError, match="JAXFABRIC_ENABLE=maybe: use 0, 1 or lax, hlo"):
         read("maybe")
 
 

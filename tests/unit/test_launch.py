@@ -320,6 +320,16 @@ def test_counts_are_whole_numbers(count, capsys):
     assert "is not a whole number of at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("variable", ["JAXFABRIC_DEADLINE", "JAXFABRIC_ENABLE"])
+def test_bad_settings_end_a_job_before_it_starts(variable, count, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv(variable, "maybe")
+    marker = tmp_path / "started"
+    assert cli.main(["run", f"-n={count}", "--", "touch", str(marker)]) == 2
+    assert f"{variable}=maybe: " in capsys.readouterr().err
+    assert not marker.exists()
+
+
 def test_doctor_points_at_bad_settings(capsys, monkeypatch):
     monkeypatch.setenv("JAXFABRIC_DEADLINE", "soon")
     monkeypatch.setenv("JAXFABRIC_DEADLNE", "3")
