@@ -45,7 +45,9 @@ def missing() -> str:
     """Why no program can be compiled for a GPU here, or ""."""
     if jax.__version_info__ < (0, 12):
         return "tried with JAX 0.12 only"
-    if importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+    # The namespace jax_plugins is there only if some plugin is.
+    plugins = importlib.util.find_spec("jax_plugins")
+    if plugins is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
         return "needs JAX's CUDA plugin: see the file's first lines"
     return ""
 
