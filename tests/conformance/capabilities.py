@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cases import (
     COMPLEX,
-    DERIVATIVES,
     GATHERS,
     MOVED_ONLY,
+    PULLED_BACK,
     RAGGED,
     REDUCTIONS,
     SCATTERS,
@@ -99,7 +99,7 @@ FABRIC = (
             and c.mesh == "partial"
             and c.check_vma
             and (
-                ((c.tiled or c.form > 0) and c.transform in DERIVATIVES and c.transform != "jvp")
+                ((c.tiled or c.form > 0) and c.transform in PULLED_BACK)
                 or (c.form == 2 and not c.tiled)
             )
         ),

@@ -65,6 +65,7 @@ GRADIENTS = (
     *("remat", "remat_everything_saved", "remat_named"),
 )
 DERIVATIVES = (*FIRST_ORDER, *GRADIENTS)
+PULLED_BACK = tuple(transform for transform in DERIVATIVES if transform != "jvp")
 VALUES = (
     *("jit", "eager", "inner_jit_twice", "vmap", "vmap_own_axis", "scan", "while"),
     *("cond_between_groups", "donated"),

@@ -10,13 +10,14 @@ from cases import (
     GATHERS,
     MOVED_ONLY,
     PERMUTATIONS,
+    PULLED_BACK,
     RAGGED,
     SCATTERS,
     SUMS,
     Case,
 )
 from rules import Rule
-from traced_capabilities import OLD, OLDER, TRACED, TRACED_FOR_SWITCH, left_to_xla, pulls_back
+from traced_capabilities import OLD, OLDER, TRACED, TRACED_FOR_SWITCH, left_to_xla
 
 PERMUTED_LATER = ("ppermute_start", "psend_precv")
 
@@ -105,7 +106,7 @@ STOCK = (
     ),
     Rule(
         "the transpose of an all_to_all that is not tiled and moves the dimension",
-        lambda c: c.op == "all_to_all" and not c.tiled and pulls_back(c),
+        lambda c: c.op == "all_to_all" and not c.tiled and c.transform in PULLED_BACK,
         (ValueError,),
     ),
     Rule(
@@ -236,11 +237,7 @@ SWITCHED = (
     Rule(
         "pbroadcast has no transpose, and is not batched along its axis",
         lambda c: (
-            c.op in BROADCASTS
-            and (
-                (c.transform in DERIVATIVES and c.transform != "jvp")
-                or c.transform == "vmap_own_axis"
-            )
+            c.op in BROADCASTS and (c.transform in PULLED_BACK or c.transform == "vmap_own_axis")
         ),
         (NotImplementedError, TypeError, ValueError),
     ),

@@ -9,6 +9,7 @@ from cases import (
     DERIVATIVES,
     GATHERS,
     MOVED_ONLY,
+    PULLED_BACK,
     RAGGED,
     REDUCTIONS,
     SCATTERS,
@@ -20,10 +21,6 @@ from rules import Rule, Version
 
 OLD: Version = (0, 12)  # Mended in this version.
 OLDER: Version = (0, 11)  # The same.
-
-
-def pulls_back(case: Case) -> bool:
-    return case.transform in DERIVATIVES and case.transform != "jvp"
 
 
 def left_to_xla(case: Case) -> bool:
@@ -54,7 +51,7 @@ TRACED = (
             c.op == "psum_scatter_unreduced"
             and c.mesh == "partial"
             and c.form == 1
-            and pulls_back(c)
+            and c.transform in PULLED_BACK
         ),
         (ValueError,),
     ),
@@ -159,11 +156,11 @@ TRACED_FOR_SWITCH = (
     ),
     Rule(
         "the transpose of a ragged_all_to_all with slices that begin at one row of the result",
-        lambda c: c.op == RAGGED and c.form == 2 and pulls_back(c),
+        lambda c: c.op == RAGGED and c.form == 2 and c.transform in PULLED_BACK,
     ),
     Rule(
         "the transpose of a ragged_all_to_all in groups exchanges offsets among all",
-        lambda c: c.op == RAGGED and c.groups != "whole" and pulls_back(c),
+        lambda c: c.op == RAGGED and c.groups != "whole" and c.transform in PULLED_BACK,
         (ValueError,),
     ),
 )

@@ -17,13 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jaxfabric
 from jaxfabric import _compat, hlo
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(autouse=True)
-def _whole_program():
-    with programs.whole_program():
-        yield
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("whole_program")]
 
 
 def numbers(*shape, dtype=np.float32):

@@ -17,15 +17,6 @@ from jaxfabric.hlo import module
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture
-def _whole_program():
-    with programs.whole_program():
-        yield
-
-
-whole_program = pytest.mark.usefixtures("_whole_program")
-
-
 def numbers(*shape):
     return (np.arange(np.prod(shape)) % 13 - 6).reshape(shape).astype(np.float32)
 
@@ -37,7 +28,7 @@ def mapped(f, mesh, out=("i",)):
 # --- what is left to XLA ---
 
 
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 def test_a_product_is_left_to_xla():
     mesh = grid(i=8)
     x = numbers(16, 4) % 3 + 1
@@ -49,7 +40,7 @@ def test_a_product_is_left_to_xla():
     np.testing.assert_array_equal(program(put(mesh, x, "i")), x.prod(0))
 
 
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 def test_a_program_that_is_half_xlas():
     mesh = grid(i=8)
     x = numbers(16, 4) % 3 + 1
@@ -60,7 +51,7 @@ def test_a_program_that_is_half_xlas():
     np.testing.assert_array_equal(total, x.sum(0))
 
 
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 def test_truth_values():
     mesh = grid(i=8)
     x = np.arange(64).reshape(16, 4) % 5
@@ -207,7 +198,7 @@ def relaid(text):
     return re.sub(collective, replace, text)
 
 
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 def test_dimensions_that_are_not_the_slowest_in_memory():
     mesh = grid(i=8)
     x = numbers(64, 16)
@@ -245,7 +236,7 @@ WAYS = {
 GROUPS = r"replica_groups=.*?(?=, (?:dimensions|use_global_device_ids)=)"
 
 
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 @pytest.mark.parametrize("fabric", [True, False])
 def test_every_way_to_write_groups(fabric):
     """One all-gather with each, told apart by its width; XLA runs them the same."""
@@ -274,7 +265,7 @@ def test_every_way_to_write_groups(fabric):
         np.testing.assert_array_equal(y, want.reshape(y.shape), list(WAYS)[k])
 
 
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 def test_groups_of_different_sizes():
     def edit(text):
         uneven = "replica_groups={{6},{5,0,3},{7,2,1,4}}"
@@ -290,7 +281,7 @@ def test_groups_of_different_sizes():
     np.testing.assert_array_equal(y, want.reshape(x.shape))
 
 
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 @pytest.mark.parametrize(("dim", "layout"), [(0, "{1,0}"), (1, "{1,0}"), (1, "{0,1}")])
 def test_all_to_all_of_one_array(dim, layout):
     """XLA:CPU makes a tuple of it, so it is put where a sum was."""
@@ -316,7 +307,7 @@ def test_all_to_all_of_one_array(dim, layout):
         np.testing.assert_array_equal(y, want)
 
 
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 def test_by_position(monkeypatch):
     """A module that does not name its devices: the fabric finds out who is where."""
     monkeypatch.setattr(module.Module, "device_ids", lambda self: None)

@@ -57,16 +57,7 @@ def mapped(groups=None):
     return jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False)
 
 
-@pytest.fixture
-def _whole_program():
-    with programs.whole_program():
-        yield
-
-
-whole_program = pytest.mark.usefixtures("_whole_program")
-
-
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 @pytest.mark.parametrize(
     ("dtype", "counts"), [("float32", "int32"), ("bool", "int64"), ("bfloat16", "uint32")]
 )
@@ -79,7 +70,7 @@ def test_slices_of_any_length(dtype, counts):
     assert record.op == "ragged-all-to-all"
 
 
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 def test_ranks_on_their_own():
     """They copy slices, where any other collective of one rank copies its operand."""
     rows, initial, starts, sizes, places, _ = arrays(np.float32, np.int32)
@@ -115,7 +106,7 @@ def relaid(text):
     return re.sub(call, replace, text)
 
 
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 def test_rows_that_do_not_lie_together():
     given = arrays(np.float32, np.int32)
     with programs.edited(relaid):

@@ -17,16 +17,7 @@ from jaxfabric import _compat, hlo
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture
-def _whole_program():
-    with programs.whole_program():
-        yield
-
-
-whole_program = pytest.mark.usefixtures("_whole_program")
-
-
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 def test_a_loop_whose_values_change_places():
     """One collective becomes two calls, and the result of the first lies where the operand of the
     second was made from."""
@@ -49,7 +40,7 @@ def test_a_loop_whose_values_change_places():
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@whole_program
+@pytest.mark.usefixtures("whole_program")
 @pytest.mark.parametrize("around", ["nothing", "a loop", "other uses", "operations", "a product"])
 def test_what_is_around_an_all_to_all(around):
     """Slices before and a concatenation behind fall away where that is safe."""

@@ -10,19 +10,12 @@ import numpy as np
 import pytest
 from hlo_programs import grid
 from jax._src import cache_key
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import PartitionSpec as P
 
 import jaxfabric
 from jaxfabric import _compat, hlo, runtime
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def _whole_program():
-    with programs.whole_program():
-        yield
 
 
 def numbers(*shape):
@@ -59,7 +52,7 @@ def test_install_twice_and_uninstall():
     assert cache_key.custom_hook is hook
 
 
-@pytest.mark.usefixtures("_whole_program")
+@pytest.mark.usefixtures("whole_program")
 def test_failures_leave_the_program_to_xla(monkeypatch, caplog):
     f = mapped(lambda x: jax.lax.psum(x, "i"), grid(i=8))
     x = numbers(8, 4)
@@ -90,14 +83,7 @@ def test_a_mode_that_fails_leaves_nothing_turned_on(monkeypatch):
             assert "jaxfabric" in f.lower(x).as_text()
 
 
-def test_persistent_cache(tmp_path, monkeypatch):
-    settings = {
-        "jax_enable_compilation_cache": True,
-        "jax_compilation_cache_dir": str(tmp_path),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
+def test_persistent_cache(persistent_cache, monkeypatch):
     f = mapped(lambda x: jax.lax.psum(x, "i") + jax.lax.ppermute(x, "i", [(0, 1)]), grid(i=8))
     x = numbers(8, 4)
     want = np.tile(x.sum(0), (8, 1))
@@ -111,32 +97,24 @@ def test_persistent_cache(tmp_path, monkeypatch):
         assert len(hlo.records()) == recorded
         np.testing.assert_array_equal(program(x), want)
 
-    compilation_cache.reset_cache()
-    try:
-        for name, value in settings.items():
-            jax.config.update(name, value)
-        ours = ["all_reduce", "permute"], []
-        theirs = [], ["all-reduce", "collective-permute"]
-        with programs.whole_program():
-            runs(*ours, recorded=2)
-            entries = set(tmp_path.iterdir())
-            assert entries
-            runs(*ours, recorded=0)
-            assert {p.name for p in tmp_path.glob("*-cache")} == {
-                p.name for p in entries if p.name.endswith("-cache")
-            }
-            hlo.uninstall()
-            runs(*theirs, recorded=0)
-            assert len(list(tmp_path.glob("*-cache"))) == 2 * len(
-                [p for p in entries if p.name.endswith("-cache")]
-            )
-            runs(*theirs, recorded=0)
-            hlo.install()
-            runs(*ours, recorded=0)
-            # What another version of the pass has made is not taken.
-            monkeypatch.setattr(hlo, "_version", lambda: "another")
-            runs(*ours, recorded=2)
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
+    ours = ["all_reduce", "permute"], []
+    theirs = [], ["all-reduce", "collective-permute"]
+    with programs.whole_program():
+        runs(*ours, recorded=2)
+        entries = set(persistent_cache.iterdir())
+        assert entries
+        runs(*ours, recorded=0)
+        assert {p.name for p in persistent_cache.glob("*-cache")} == {
+            p.name for p in entries if p.name.endswith("-cache")
+        }
+        hlo.uninstall()
+        runs(*theirs, recorded=0)
+        assert len(list(persistent_cache.glob("*-cache"))) == 2 * len(
+            [p for p in entries if p.name.endswith("-cache")]
+        )
+        runs(*theirs, recorded=0)
+        hlo.install()
+        runs(*ours, recorded=0)
+        # What another version of the pass has made is not taken.
+        monkeypatch.setattr(hlo, "_version", lambda: "another")
+        runs(*ours, recorded=2)

@@ -187,9 +187,8 @@ def test_what_was_made_under_one_state_runs_under_the_other():
 
 
 @pytest.mark.parametrize("first", [None, "lax"])
-def test_the_persistent_cache_keeps_the_states_apart(tmp_path, first):
-    from jax.experimental.compilation_cache import compilation_cache
-
+@pytest.mark.usefixtures("persistent_cache")
+def test_the_persistent_cache_keeps_the_states_apart(first):
     def runs(mode):
         jax.clear_caches()
         with jaxfabric.enabled(mode):
@@ -198,23 +197,8 @@ def test_the_persistent_cache_keeps_the_states_apart(tmp_path, first):
             assert ("jaxfabric" in f.lower(X).compile().as_text()) == (mode is not None)
 
     other = "lax" if first is None else None
-    settings = {
-        "jax_enable_compilation_cache": True,
-        "jax_compilation_cache_dir": str(tmp_path),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    compilation_cache.reset_cache()
-    try:
-        for name, value in settings.items():
-            jax.config.update(name, value)
-        for mode in (first, other, first, other):
-            runs(mode)
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
+    for mode in (first, other, first, other):
+        runs(mode)
 
 
 @pytest.mark.parametrize("context", [contextlib.nullcontext, jax.disable_jit])
