@@ -65,8 +65,6 @@ def call_fabric(
 
     mesh, manual = _compat.lowering_mesh(ctx)
     concrete = not isinstance(mesh, jax.sharding.AbstractMesh)
-    if concrete:
-        _expect_launches(mesh)
     # Who runs an exported program may have the devices in another order, or others.
     exports = _compat.lowers_for_export(ctx)
     by_position = not concrete or exports or names_positions()
@@ -129,14 +127,6 @@ def note(ctx: Context, name: str, runner: str, reason: str = "", call: str = "")
 def label(name: str, aval: Aval) -> str:
     """How messages call a collective: "psum float32[4096]"."""
     return f"{name} {aval.dtype.name}[{','.join(map(str, aval.shape))}]"
-
-
-def _expect_launches(mesh: jax.sharding.Mesh) -> None:
-    """Lets the core work out the first run id of a program on a mesh over several processes."""
-    from jaxfabric import _ext
-
-    if mesh.is_multi_process:
-        _ext.add_device_list([device.id for device in mesh.devices.flat])
 
 
 def site_hash(*what: object) -> int:

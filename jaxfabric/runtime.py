@@ -308,17 +308,7 @@ def _register(ext: Any) -> None:  # noqa: ANN401
         jax.ffi.register_ffi_target(name, stages, platform="cpu", api_version=1)
 
     # Tells the executables apart whose call instances the core numbers, see docs/matching.md.
-    def on_duration(event: str, duration_secs: float, **_: str | int) -> None:
-        del duration_secs
-        if event.endswith("backend_compile_duration"):
-            ext.close_executable()
-            for fingerprint in _compat.new_fingerprints():
-                ext.add_fingerprint(fingerprint)
-
-    if jax.process_count() > 1:
-        # Of meshes that are not known at lowering (AbstractMesh) the likeliest.
-        ext.add_device_list([device.id for device in jax.devices("cpu")])
-    jax.monitoring.register_event_duration_secs_listener(on_duration)
+    _compat.watch_compilations(ext.begin_compilation, ext.end_compilation)
     _registered = True
 
 

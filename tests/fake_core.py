@@ -56,9 +56,8 @@ def module(ffi=(0, 3)) -> types.ModuleType:
     fake.registrations = lambda: {"jaxfabric_fake": {"execute": "capsule"}}
     fake.type_registrations = lambda: {"jaxfabric_type": {"type_id": "capsule"}}
     fake.ffi_version = lambda: ffi
-    fake.close_executable = lambda: None
-    fake.add_fingerprint = lambda fingerprint: None
-    fake.add_device_list = lambda devices: None
+    fake.begin_compilation = lambda: 0
+    fake.end_compilation = lambda begun, fingerprint, devices: None
     return fake
 
 

@@ -13,7 +13,7 @@ from jaxfabric._compat.distributed import (
     start_distributed_service,
 )
 from jaxfabric._compat.launches import (
-    new_fingerprints,
+    watch_compilations,
 )
 from jaxfabric._compat.lowering import (
     allow_effect,
@@ -83,7 +83,6 @@ __all__ = [
     "manual_state",
     "mesh_axes",
     "module_store",
-    "new_fingerprints",
     "next_ordinal",
     "parse_hlo",
     "recoverability_enabled",
@@ -97,6 +96,7 @@ __all__ = [
     "user_source",
     "uses_shardy",
     "warn_of_untested_version",
+    "watch_compilations",
     "with_result_type",
     "with_shape",
 ]

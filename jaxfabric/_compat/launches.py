@@ -2,31 +2,47 @@
 
 An executable's first run id is the low half of a hash of its fingerprint, plus that of its device
 list if some of its devices are other processes'; then one more for every launch (jaxlib's
-py_executable.cc). Client.live_executables() and LoadedExecutable.fingerprint are not documented.
-Seen in 0.10.2 and 0.12.0.1; without them the core waits a little before an executable's first
-collective.
+py_executable.cc). compiler.compile_or_get_cached, which every compilation goes through, and
+LoadedExecutable.fingerprint are not documented. Seen in 0.10.2 and 0.12.0.1; without them the core
+waits a little before an executable's first collective.
 """
 
 from __future__ import annotations
 
-import collections
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
-_fingerprints: collections.Counter[bytes] = collections.Counter()
 
+def watch_compilations(
+    begin: Callable[[], int], end: Callable[[int, bytes | None, Sequence[int]], None]
+) -> None:
+    """Tells of every executable for CPU devices that JAX makes or loads from its cache from now on.
 
-def new_fingerprints() -> list[bytes]:
-    """Fingerprints of this process's CPU executables that it has not returned before.
-
-    As often as there are more executables with one than there were at any time before.
+    Args:
+        begin: called before that, on the same thread.
+        end: called after it with what `begin` returned, the executable's fingerprint (None: it
+            failed, or there is none) and, if it spans processes, the ids of its devices in order.
     """
-    import jax
+    from jax._src import compiler
 
-    try:
-        executables = jax.local_devices(backend="cpu")[0].client.live_executables()
-        values = [executable.fingerprint for executable in executables]
-    except (AttributeError, RuntimeError):
-        return []
-    found = collections.Counter(value for value in values if isinstance(value, bytes))
-    new = found - _fingerprints
-    _fingerprints.update(new)
-    return list(new.elements())
+    compile_or_get_cached = getattr(compiler, "compile_or_get_cached", None)
+    if compile_or_get_cached is None:
+        return
+
+    @functools.wraps(compile_or_get_cached)
+    def watched(backend: Any, computation: Any, devices: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        if backend.platform != "cpu":
+            return compile_or_get_cached(backend, computation, devices, *args, **options)
+        begun, fingerprint, ids = begin(), None, []
+        try:
+            executable = compile_or_get_cached(backend, computation, devices, *args, **options)
+            if isinstance(value := getattr(executable, "fingerprint", None), bytes):
+                fingerprint = value
+            if any(device.process_index != backend.process_index() for device in devices.flat):
+                ids = [device.id for device in devices.flat]
+            return executable
+        finally:
+            end(begun, fingerprint, ids)
+
+    compiler.compile_or_get_cached = watched

@@ -32,7 +32,6 @@ _records: collections.deque[Record] = collections.deque(maxlen=10_000)
 _lock = threading.Lock()
 _installed = False
 _undo_cache_key: Callable[[], None] | None = None
-_process_of_device: dict[int, int] = {}
 
 
 def install() -> None:
@@ -44,15 +43,11 @@ def install() -> None:
         RuntimeError: the job has several processes and jaxfabric.initialize() was not called.
         ImportError: the compiled core is missing.
     """
-    import jax
-
     runtime.ensure_ready()
     global _installed, _undo_cache_key
     with _lock:
         if _installed:
             return
-        _process_of_device.clear()
-        _process_of_device.update({d.id: d.process_index for d in jax.devices("cpu")})
         _compat.register_hlo_transformation(_NAME, _callback)
         _undo_cache_key = _compat.extend_cache_key(_cache_key)
         _installed = True
@@ -153,11 +148,8 @@ def _keep(records: list[Record]) -> None:
 
 
 def _announce(result: Result) -> None:
-    """Tells the core the source lines of the calls, and the devices that launch the program."""
+    """Tells the core the source lines of the calls."""
     from jaxfabric import _ext
 
     for site, source in result.sites.items():
         _ext.register_site(site, source)
-    ids = result.device_ids
-    if result.sites and ids and len({_process_of_device.get(i) for i in ids}) > 1:
-        _ext.add_device_list(ids)

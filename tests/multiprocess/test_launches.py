@@ -55,6 +55,20 @@ for order in (range(n), range(n)[::-1], range(0, n, n // 2), range(2)):
     for shard in spread(lambda v: lax.psum(v * 1.0, "i"))(x).addressable_shards:
         assert np.asarray(shard.data).item() == whole.sum(), (shard, whole)
 
+# Nobody lowers anything for the devices that these run on.
+x = jax.ShapeDtypeStruct((n,), np.float32)
+on_all = jax.sharding.NamedSharding(jax.sharding.Mesh(devices, ("i",)), P("i"))
+exported = jax.export.export(
+    jax.jit(jax.shard_map(lambda v: lax.psum(v * 2.0, "i"), mesh=on_all.mesh,
+                          in_specs=P("i"), out_specs=P("i")), in_shardings=on_all),
+    disabled_checks=jaxfabric.export_checks())(x)
+for shift in range(n):
+    mesh = jax.sharding.Mesh(np.roll(devices, shift), ("i",))
+    x = jax.make_array_from_callback(
+        (n,), NamedSharding(mesh, P("i")), lambda at: np.arange(n, dtype=np.float32)[at])
+    for shard in jax.jit(exported.call)(x).addressable_shards:
+        assert np.asarray(shard.data).item() == n * (n - 1), shard
+
 whole_mesh = jax.make_mesh((n,), ("i",))
 
 @jax.jit

@@ -1,7 +1,8 @@
 #include "collective/launch.h"
 
 #include <algorithm>
-#include <iterator>
+#include <cstdlib>
+#include <utility>
 
 #include "collective/fingerprint.h"
 
@@ -10,14 +11,14 @@ namespace {
 
 // Run ids of one executable stay within this distance of each other; those of two executables
 // start from hashes of their programs.
-constexpr int32_t kSameExecutable = 1 << 24;
+constexpr uint32_t kSameExecutable = 1 << 24;
 
 int32_t Distance(int64_t run_id, int32_t base) {
   // Run ids wrap at 32 bits.
   return static_cast<int32_t>(static_cast<uint32_t>(run_id) - static_cast<uint32_t>(base));
 }
 
-uint64_t NextExecutable() {
+uint64_t NextNumber() {
   // Relaxed: only the numbers matter. 0 is none.
   static std::atomic<uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -25,13 +26,39 @@ uint64_t NextExecutable() {
 
 }  // namespace
 
-LaunchClock::LaunchClock() : executable_(NextExecutable()) {}
+LaunchClock::LaunchClock() : number_(NextNumber()) {}
 
-std::optional<uint32_t> LaunchClock::FirstRunId(int64_t run_id, uint64_t fabric_serial) {
-  if (fabric_serial != 1) return std::nullopt;
-  const auto first = SiteRegistry::Get().FirstRunId(run_id);
-  if (!first) return std::nullopt;
-  return static_cast<uint32_t>(*first);
+void LaunchClock::AddExecutable(const Executable& executable) {
+  std::lock_guard lock(mutex_);
+  executables_.push_back(executable);
+}
+
+bool LaunchClock::HasExecutable(uint32_t first_run_id) const {
+  std::lock_guard lock(mutex_);
+  return std::ranges::find(executables_, first_run_id, &Executable::first_run_id) !=
+         executables_.end();
+}
+
+std::optional<LaunchClock::Executable> LaunchClock::ExecutableOf(int64_t run_id) const {
+  const auto launches = [run_id](const Executable& executable) {
+    return static_cast<uint32_t>(run_id) - executable.first_run_id;
+  };
+  std::lock_guard lock(mutex_);
+  const auto nearest = std::ranges::min_element(executables_, {}, launches);
+  if (nearest == executables_.end() || launches(*nearest) > kSameExecutable) return std::nullopt;
+  return *nearest;
+}
+
+std::optional<uint32_t> LaunchClock::FirstRunId(int64_t run_id, uint64_t fabric_serial) const {
+  const auto executable = ExecutableOf(run_id);
+  if (fabric_serial != 1 || !executable) return std::nullopt;
+  return executable->first_run_id;
+}
+
+std::optional<uint32_t> LaunchClock::DevicesOf(int64_t run_id) const {
+  const auto executable = ExecutableOf(run_id);
+  if (!executable) return std::nullopt;
+  return executable->devices;
 }
 
 std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t group, uint64_t fabric_serial) {
@@ -44,7 +71,7 @@ std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t group, uint6
   for (Base& base : bases_) {
     const int32_t distance = Distance(run_id, base.smallest);
     if (base.group != group) continue;
-    if (distance > kSameExecutable || distance < -kSameExecutable) continue;
+    if (std::cmp_greater(std::abs(int64_t{distance}), kSameExecutable)) continue;
     if (!base.settled && now >= base.settled_at) base.settled = true;
     if (base.settled) return distance;
     if (distance < 0) {
@@ -60,18 +87,21 @@ std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t group, uint6
 void LaunchClock::Enter(int64_t run_id, uint64_t fabric_serial) {
   const uint64_t entered = static_cast<uint32_t>(run_id) | kEntered;
   uint64_t newest = newest_.load(std::memory_order_relaxed);
-  // Sequentially consistent with SiteRegistry::AddFingerprint, which sets `shares` and then looks
+  // Sequentially consistent with SiteRegistry::Share, which sets `shares` and then looks
   // for the newest: either it sees this one, or this one sees the flag and claims.
   while ((newest == 0 || Distance(run_id, static_cast<int32_t>(newest)) > 0) &&
          !newest_.compare_exchange_weak(newest, entered, std::memory_order_seq_cst)) {
   }
   SiteRegistry& registry = SiteRegistry::Get();
-  if (registry.shares()) registry.Claim(run_id, executable_, fabric_serial);
+  if (!registry.shares()) return;
+  const auto executable = ExecutableOf(run_id);
+  if (executable) registry.Claim(executable->first_run_id, run_id, number_, fabric_serial);
 }
 
 std::optional<int64_t> LaunchClock::OwnRunId(int64_t run_id) const {
   const SiteRegistry& registry = SiteRegistry::Get();
-  return registry.shares() ? registry.OwnRunId(run_id) : run_id;
+  const auto executable = registry.shares() ? ExecutableOf(run_id) : std::nullopt;
+  return executable ? registry.OwnRunId(executable->first_run_id, run_id) : run_id;
 }
 
 SharedRunIds::SharedRunIds(uint32_t base, uint32_t next, uint64_t only)
@@ -149,9 +179,32 @@ SiteRegistry::Instance SiteRegistry::Add(uint64_t attributes_hash) {
   return {counts_[attributes_hash]++, open_};
 }
 
-void SiteRegistry::CloseExecutable() {
+uint64_t SiteRegistry::BeginCompilation() {
   std::lock_guard lock(mutex_);
+  // What is open otherwise is of executables that nobody told of.
+  if (compilations_++ == 0) open_.reset();
+  return open_ ? open_->number_ : LaunchClock().number_;
+}
+
+void SiteRegistry::EndCompilation(uint64_t begun, std::optional<std::string_view> fingerprint,
+                                  std::span<const int64_t> devices) {
+  const auto hash = fingerprint ? FarmFingerprint(*fingerprint) : std::nullopt;
+  std::lock_guard lock(mutex_);
+  --compilations_;
   open_.reset();
+  if (!hash) return;
+  const uint32_t list = devices.empty() ? 0 : static_cast<uint32_t>(DeviceListFingerprint(devices));
+  const LaunchClock::Executable executable{static_cast<uint32_t>(*hash) + list, list};
+  bool equal = false;
+  for (const auto& weak : clocks_) {
+    const auto clock = weak.lock();
+    if (!clock) continue;
+    equal |= clock->HasExecutable(executable.first_run_id);
+    if (clock->number_ >= begun) clock->AddExecutable(executable);
+  }
+  // Programs without arguments all have the empty one, compiled or cached: they are not equal, and
+  // most have no collective.
+  if (equal && !fingerprint->empty()) Share(executable.first_run_id);
 }
 
 void SiteRegistry::CloseExecutable(const LaunchClock* clock) {
@@ -159,86 +212,38 @@ void SiteRegistry::CloseExecutable(const LaunchClock* clock) {
   if (open_.get() == clock) open_.reset();
 }
 
-void SiteRegistry::AddFingerprint(std::string_view fingerprint) {
-  const auto hash = FarmFingerprint(fingerprint);
-  if (!hash) return;
-  const auto executable = static_cast<uint32_t>(*hash);
-  std::lock_guard lock(mutex_);
-  // Programs without arguments all have the empty one, compiled or cached: they are not equal, and
-  // most have no collective.
-  if (!executables_.insert(executable).second && !fingerprint.empty()) {
-    if (!shared_executables_.insert(executable).second) return;
-    shares_.store(true, std::memory_order_seq_cst);
-  }
-  AddFirstRunId(executable, 0);
-  for (uint32_t devices : device_lists_) AddFirstRunId(executable, devices);
-}
-
-void SiteRegistry::AddDeviceList(std::span<const int64_t> devices) {
-  const auto hash = static_cast<uint32_t>(DeviceListFingerprint(devices));
-  std::lock_guard lock(mutex_);
-  if (!device_lists_.insert(hash).second) return;
-  for (uint32_t executable : executables_) AddFirstRunId(executable, hash);
-}
-
-void SiteRegistry::AddFirstRunId(uint32_t fingerprint, uint32_t devices) {
-  const uint32_t base = fingerprint + devices;
-  first_run_ids_.emplace(base, devices);
-  if (!shared_executables_.contains(fingerprint) || shared_.contains(base)) return;
+void SiteRegistry::Share(uint32_t first_run_id) {
+  if (shared_.contains(first_run_id)) return;
+  shares_.store(true, std::memory_order_seq_cst);
   // So far all were those of one executable: that with the newest, should there have been others
   // that are gone.
-  uint32_t next = base;
+  uint32_t next = first_run_id;
   uint64_t only = 0;
   for (const auto& weak : clocks_) {
     const auto clock = weak.lock();
     // Sequentially consistent: see LaunchClock::Enter.
     const uint64_t newest = clock ? clock->newest_.load(std::memory_order_seq_cst) : 0;
     const auto run_id = static_cast<uint32_t>(newest);
-    if (newest == 0 || BaseOf(run_id) != base || run_id - base < next - base) continue;
+    const auto executable = newest != 0 ? clock->ExecutableOf(run_id) : std::nullopt;
+    if (!executable || executable->first_run_id != first_run_id) continue;
+    if (run_id - first_run_id < next - first_run_id) continue;
     next = run_id + 1;
-    only = clock->executable_;
+    only = clock->number_;
   }
-  shared_.try_emplace(base, base, next, only);
+  shared_.try_emplace(first_run_id, first_run_id, next, only);
 }
 
-std::optional<uint32_t> SiteRegistry::BaseOf(uint32_t run_id) const {
-  if (first_run_ids_.empty()) return std::nullopt;
-  auto next = first_run_ids_.upper_bound(run_id);
-  if (next == first_run_ids_.begin()) next = first_run_ids_.end();
-  const uint32_t base = std::prev(next)->first;
-  // An executable whose fingerprint is not known is somewhere else: hashes are far apart.
-  if (run_id - base > static_cast<uint32_t>(kSameExecutable)) return std::nullopt;
-  return base;
-}
-
-std::optional<int32_t> SiteRegistry::FirstRunId(int64_t run_id) {
+void SiteRegistry::Claim(uint32_t first_run_id, int64_t run_id, uint64_t executable,
+                         uint64_t fabric_serial) {
   std::lock_guard lock(mutex_);
-  const auto base = BaseOf(static_cast<uint32_t>(run_id));
-  // An executable is met early.
-  constexpr uint32_t kNear = 4096;
-  if (!base || static_cast<uint32_t>(run_id) - *base >= kNear) return std::nullopt;
-  return static_cast<int32_t>(*base);
-}
-
-std::optional<uint32_t> SiteRegistry::DevicesOf(int64_t run_id) const {
-  std::lock_guard lock(mutex_);
-  const auto base = BaseOf(static_cast<uint32_t>(run_id));
-  if (!base) return std::nullopt;
-  return first_run_ids_.at(*base);
-}
-
-void SiteRegistry::Claim(int64_t run_id, uint64_t executable, uint64_t fabric_serial) {
-  std::lock_guard lock(mutex_);
-  const auto base = BaseOf(static_cast<uint32_t>(run_id));
-  const auto found = base ? shared_.find(*base) : shared_.end();
+  const auto found = shared_.find(first_run_id);
   if (found == shared_.end()) return;
   found->second.Claim(static_cast<uint32_t>(run_id), executable, fabric_serial);
 }
 
-std::optional<int64_t> SiteRegistry::OwnRunId(int64_t run_id) const {
+std::optional<int64_t> SiteRegistry::OwnRunId(uint32_t first_run_id, int64_t run_id) const {
   std::lock_guard lock(mutex_);
-  const auto base = BaseOf(static_cast<uint32_t>(run_id));
-  const auto found = base ? shared_.find(*base) : shared_.end();
+  const auto found = shared_.find(first_run_id);
   if (found == shared_.end()) return run_id;
   const auto own = found->second.Own(static_cast<uint32_t>(run_id));
   if (!own) return std::nullopt;

@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,10 +32,12 @@ class LaunchClock {
 
   LaunchClock();
 
-  // The executable's first run id, where the registry knows it. Only for the first fabric of a
-  // process: after a failure ranks may have launched a program a different number of times, and
-  // they begin anew together.
-  static std::optional<uint32_t> FirstRunId(int64_t run_id, uint64_t fabric_serial);
+  // The first run id of the executable that has launched `run_id`, where it is known. Only for the
+  // first fabric of a process: after a failure ranks may have launched a program a different number
+  // of times, and they begin anew together.
+  std::optional<uint32_t> FirstRunId(int64_t run_id, uint64_t fabric_serial) const;
+  // A hash of the devices that it runs on, where they are known: 0 if they are all of this process.
+  std::optional<uint32_t> DevicesOf(int64_t run_id) const;
 
   // The launch number of a run id in a group, or nothing while the base is not settled (then ask
   // again; the first call for a run id has counted it). Negative for a launch that came after a
@@ -53,16 +54,25 @@ class LaunchClock {
   friend class SiteRegistry;
 
   // Executables compiled by several threads at once may share a clock; their run ids are far apart.
+  struct Executable {
+    uint32_t first_run_id;
+    uint32_t devices;  // a hash of them, or 0
+  };
+  void AddExecutable(const Executable& executable);
+  bool HasExecutable(uint32_t first_run_id) const;
+  std::optional<Executable> ExecutableOf(int64_t run_id) const;
+
   struct Base {
     uint64_t group;
     int32_t smallest;
     Clock::time_point settled_at;
     bool settled;
   };
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   uint64_t fabric_serial_ = 0;
   std::vector<Base> bases_;
-  const uint64_t executable_;  // no other has this number
+  std::vector<Executable> executables_;
+  const uint64_t number_;  // no other has it
   // The newest run id that has entered, with kEntered set; 0 before the first.
   static constexpr uint64_t kEntered = uint64_t{1} << 32;
   std::atomic<uint64_t> newest_{0};
@@ -119,7 +129,7 @@ class OccurrenceCounter {
 };
 
 // Process-wide counts of call instances and the source lines of sites. Independent of any fabric:
-// programs are compiled before one exists and outlive it.
+// programs are compiled before one exists and outlive it. Its lock is never taken inside a clock's.
 class SiteRegistry {
  public:
   struct Instance {
@@ -131,53 +141,46 @@ class SiteRegistry {
 
   // Numbers one more instance. Called in instantiation order, which is the same on every rank.
   Instance Add(uint64_t attributes_hash);
-  // The instances added so far belong to executables that are complete: later ones get a new clock.
-  void CloseExecutable();
-  // The same, if `clock` is that of the executable being filled: one of its instances executes.
+  // An executable is made, or loaded from the compilation cache: its instances are added between
+  // these two. Several threads may do so at once.
+  //
+  // Its first run id derives from its fingerprint, and from its devices in order if some are of
+  // other processes (none are passed otherwise). So it is known before the first launch, which
+  // several threads may do at once: then the smallest run id that has entered need not be the
+  // first one. No fingerprint: there is no executable, or it has none.
+  //
+  // XLA counts the launches of equal executables together. One that is equal to one whose clock
+  // lives makes them share run ids from here on.
+  uint64_t BeginCompilation();
+  void EndCompilation(uint64_t begun, std::optional<std::string_view> fingerprint,
+                      std::span<const int64_t> devices);
+  // Where nobody told of the compilation: `clock` is complete, for one of its instances executes.
   void CloseExecutable(const LaunchClock* clock);
 
-  // Tell what the run ids of first launches derive from: fingerprints of executables, and the lists
-  // of devices, of several processes, that they may run on. Several threads may launch an
-  // executable at once the first time; then the smallest run id that has entered need not be the
-  // first one.
-  //
-  // An executable equal to one that lives is told again, before its first launch: XLA counts the
-  // launches of both together.
-  void AddFingerprint(std::string_view fingerprint);
-  void AddDeviceList(std::span<const int64_t> devices);
-  // The first run id of the executable that has launched `run_id` lately, where it is known.
-  std::optional<int32_t> FirstRunId(int64_t run_id);
-  // A hash of the devices that it runs on: 0 if they are all of this process.
-  std::optional<uint32_t> DevicesOf(int64_t run_id) const;
   // Call instances, for each rank, whose base had to be settled by time.
   void CountUnknownBase() { unknown_bases_.fetch_add(1, std::memory_order_relaxed); }
   uint64_t unknown_bases() const { return unknown_bases_.load(std::memory_order_relaxed); }
 
   // Whether run ids may be shared at all. Sequentially consistent: see LaunchClock::Enter.
   bool shares() const { return shares_.load(std::memory_order_seq_cst); }
-  void Claim(int64_t run_id, uint64_t executable, uint64_t fabric_serial);
-  std::optional<int64_t> OwnRunId(int64_t run_id) const;
+  void Claim(uint32_t first_run_id, int64_t run_id, uint64_t executable, uint64_t fabric_serial);
+  std::optional<int64_t> OwnRunId(uint32_t first_run_id, int64_t run_id) const;
 
   void SetSource(uint64_t site, std::string source);
   // "train.py:42", or "unknown line" for a program that this process did not lower.
   std::string Source(uint64_t site);
 
  private:
-  void AddFirstRunId(uint32_t fingerprint, uint32_t devices);
-  // The nearest first run id below, round the 32 bits.
-  std::optional<uint32_t> BaseOf(uint32_t run_id) const;
+  // Begins to number the launches of those with this first run id apart.
+  void Share(uint32_t first_run_id);
 
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, uint32_t> counts_;
   std::unordered_map<uint64_t, std::string> sources_;
-  std::shared_ptr<LaunchClock> open_;
-  std::set<uint32_t> executables_;   // hashes of fingerprints
-  std::set<uint32_t> device_lists_;  // hashes
-  // An executable's alone, and plus each list's: to the list's hash, or 0.
-  std::map<uint32_t, uint32_t> first_run_ids_;
+  std::shared_ptr<LaunchClock> open_;  // of the instances that are added now
+  int compilations_ = 0;               // under way
   std::vector<std::weak_ptr<LaunchClock>> clocks_;
   std::atomic<bool> shares_{false};
-  std::set<uint32_t> shared_executables_;              // hashes of fingerprints
   std::unordered_map<uint32_t, SharedRunIds> shared_;  // by first run id
   std::atomic<uint64_t> unknown_bases_{0};
 };

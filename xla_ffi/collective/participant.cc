@@ -24,7 +24,7 @@ Participant::Participant(Fabric& fabric, const CallSpec& spec, SiteRegistry::Ins
   hasher.Add(uint64_t{spec_.by_position});
   if (spec_.by_position) {
     // Disjoint meshes of one shape may run one program at once.
-    const auto devices = SiteRegistry::Get().DevicesOf(run_id);
+    const auto devices = instance_.clock->DevicesOf(run_id);
     const bool alone = devices == 0u;
     hasher.Add(uint64_t{devices.has_value()}).Add(uint64_t{devices.value_or(0)});
     hasher.Add(static_cast<uint64_t>(alone ? fabric_.process() + 1 : 0));
@@ -122,7 +122,7 @@ std::string Participant::DescribePeer(int position) const {
 bool Participant::Prepare(Op& op) {
   Enter();
   if (!ready()) {
-    if (!cell_) first_run_id_ = LaunchClock::FirstRunId(op.own_run_id_, fabric_.serial());
+    if (!cell_) first_run_id_ = instance_.clock->FirstRunId(op.own_run_id_, fabric_.serial());
     // Noted in the order of entry, whether it will be needed or not: once the peers have come, the
     // waiting executions are looked at in any order.
     const auto settled = instance_.clock->Launch(op.own_run_id_, group_hash_, fabric_.serial());

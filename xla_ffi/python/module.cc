@@ -186,18 +186,18 @@ NB_MODULE(_ext, module) {
       },
       nb::arg("site"), nb::arg("source"), "Names the source line of a call site for messages.");
   module.def(
-      "close_executable", [] { SiteRegistry::Get().CloseExecutable(); },
-      "A compilation has ended: later call instances belong to other executables.");
+      "begin_compilation", [] { return SiteRegistry::Get().BeginCompilation(); },
+      "An executable is made, or loaded from the compilation cache.");
   module.def(
-      "add_fingerprint",
-      [](const nb::bytes& fingerprint) {
-        SiteRegistry::Get().AddFingerprint({fingerprint.c_str(), fingerprint.size()});
+      "end_compilation",
+      [](uint64_t begun, const std::optional<nb::bytes>& fingerprint,
+         const std::vector<int64_t>& devices) {
+        std::optional<std::string_view> text;
+        if (fingerprint) text = {fingerprint->c_str(), fingerprint->size()};
+        SiteRegistry::Get().EndCompilation(begun, text, devices);
       },
-      nb::arg("fingerprint"), "Names an executable that may be launched from now on.");
-  module.def(
-      "add_device_list",
-      [](const std::vector<int64_t>& devices) { SiteRegistry::Get().AddDeviceList(devices); },
-      nb::arg("devices"), "Ids, in order, that executables of several processes may run on.");
+      nb::arg("begun"), nb::arg("fingerprint").none(), nb::arg("devices"),
+      "It is complete; ids of its devices, in order, if some are other processes'.");
   module.def("transports", &TransportReasons,
              "Transport name -> '', or why it cannot be used here.");
 

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string_view>
 #include <thread>
+#include <tuple>
+#include <vector>
 
 #include "collective/fingerprint.h"
 
@@ -103,31 +107,81 @@ TEST(FingerprintTest, OfDevicesIsHighwayHash) {
             0x3f40a405u);
 }
 
+// The clock of an executable that has been compiled.
+std::shared_ptr<LaunchClock> Compile(std::string_view fingerprint,
+                                     std::vector<int64_t> devices = {}) {
+  SiteRegistry& registry = SiteRegistry::Get();
+  const uint64_t begun = registry.BeginCompilation();
+  auto clock = registry.Add(88001).clock;
+  registry.EndCompilation(begun, fingerprint, devices);
+  return clock;
+}
+
 TEST(FingerprintTest, WithDevicesOfOtherProcesses) {
-  // In either order.
-  SiteRegistry::Get().AddDeviceList(std::vector<int64_t>{0, 2048});
-  SiteRegistry::Get().AddFingerprint("117412479949259798127005919985376715684");
-  SiteRegistry::Get().AddDeviceList(std::vector<int64_t>{2048, 0});
+  constexpr std::string_view kFingerprint = "117412479949259798127005919985376715684";
   constexpr auto kAlone = static_cast<int32_t>(0x8641f885);
   constexpr auto kForward = static_cast<int32_t>(0xc7a853ce);
   constexpr auto kBackward = static_cast<int32_t>(0x8641f885u + 0xaf3c66b5u);
-  for (int32_t first : {kAlone, kForward, kBackward}) {
-    EXPECT_EQ(LaunchClock::FirstRunId(first + 1, 1), static_cast<uint32_t>(first));
-    EXPECT_EQ(LaunchClock::FirstRunId(first, 1), static_cast<uint32_t>(first));
+  const std::tuple<std::vector<int64_t>, int32_t, uint32_t> cases[] = {
+      {{}, kAlone, 0}, {{0, 2048}, kForward, 0x41665b49}, {{2048, 0}, kBackward, 0xaf3c66b5}};
+  for (const auto& [devices, first, hash] : cases) {
+    const auto clock = Compile(kFingerprint, devices);
+    EXPECT_EQ(clock->FirstRunId(first + 1, 1), static_cast<uint32_t>(first));
+    EXPECT_EQ(clock->FirstRunId(first, 1), static_cast<uint32_t>(first));
+    EXPECT_EQ(clock->DevicesOf(first), hash);
   }
 }
 
 TEST(FingerprintTest, MakesTheFirstLaunchKnownAtOnce) {
-  const std::string fingerprint = "105784606018040655463684838126954483257";
-  SiteRegistry::Get().AddFingerprint(fingerprint);
+  const auto clock = Compile("105784606018040655463684838126954483257");
   constexpr int32_t kFirst = -1286644329;
-  EXPECT_EQ(LaunchClock::FirstRunId(kFirst + 2, 1), static_cast<uint32_t>(kFirst));
-  EXPECT_EQ(LaunchClock::FirstRunId(kFirst, 1), static_cast<uint32_t>(kFirst));
-  // Far away from every known executable, and just below one.
-  EXPECT_EQ(LaunchClock::FirstRunId(kFirst + 100000, 1), std::nullopt);
-  EXPECT_EQ(LaunchClock::FirstRunId(kFirst - 1, 1), std::nullopt);
+  EXPECT_EQ(clock->FirstRunId(kFirst + 2, 1), static_cast<uint32_t>(kFirst));
+  EXPECT_EQ(clock->FirstRunId(kFirst, 1), static_cast<uint32_t>(kFirst));
+  EXPECT_EQ(clock->FirstRunId(kFirst - 1, 1), std::nullopt);
   // Later fabrics count from where they begin.
-  EXPECT_EQ(LaunchClock::FirstRunId(kFirst + 2, 2), std::nullopt);
+  EXPECT_EQ(clock->FirstRunId(kFirst + 2, 2), std::nullopt);
+}
+
+TEST(FingerprintTest, IsNeverTakenForThatOfAnotherExecutable) {
+  const auto known = Compile("105784606018040655463684838126954483261");
+  const auto first =
+      static_cast<int32_t>(*FarmFingerprint("105784606018040655463684838126954483261"));
+  ASSERT_EQ(known->DevicesOf(first), 0u);
+  // Nobody has told of this one. Its run ids happen to be near.
+  SiteRegistry& registry = SiteRegistry::Get();
+  const auto unknown = registry.Add(88002).clock;
+  registry.CloseExecutable(unknown.get());
+  // This one failed, and this one has no fingerprint that can be hashed.
+  const uint64_t begun = registry.BeginCompilation();
+  const auto failed = registry.Add(88002).clock;
+  registry.EndCompilation(begun, std::nullopt, {});
+  const auto odd = Compile("1057846060");
+  for (const auto& clock : {unknown, failed, odd}) {
+    EXPECT_EQ(clock->DevicesOf(first + 10), std::nullopt);
+    EXPECT_EQ(clock->FirstRunId(first + 10, 1), std::nullopt);
+  }
+}
+
+TEST(FingerprintTest, OfProgramsThatThreadsCompileAtOnce) {
+  SiteRegistry& registry = SiteRegistry::Get();
+  constexpr std::string_view kEarly = "105784606018040655463684838126954483262";
+  constexpr std::string_view kLate = "105784606018040655463684838126954483263";
+  const uint64_t early = registry.BeginCompilation();
+  const auto before = registry.Add(88003).clock;
+  const uint64_t late = registry.BeginCompilation();
+  const auto between = registry.Add(88004).clock;
+  registry.EndCompilation(early, kEarly, {});
+  const auto after = registry.Add(88004).clock;
+  registry.EndCompilation(late, kLate, {});
+  const auto next = registry.Add(88005).clock;
+  registry.CloseExecutable(next.get());
+
+  const uint32_t first = static_cast<uint32_t>(*FarmFingerprint(kEarly));
+  const uint32_t second = static_cast<uint32_t>(*FarmFingerprint(kLate));
+  EXPECT_EQ(before->FirstRunId(first + 3, 1), first);
+  EXPECT_EQ(between->FirstRunId(second + 3, 1), second);
+  EXPECT_EQ(after->FirstRunId(second, 1), second);
+  EXPECT_EQ(next->FirstRunId(second, 1), std::nullopt);
 }
 
 TEST(SharedRunIdsTest, GivesEachExecutableNumbersOfItsOwn) {
@@ -166,19 +220,13 @@ TEST(SharedRunIdsTest, GivesEachExecutableNumbersOfItsOwn) {
 }
 
 TEST(SharedRunIdsTest, KnowsLaunchesFromBeforeTheSecondExecutable) {
-  SiteRegistry& registry = SiteRegistry::Get();
   // As long as those of XLA.
   constexpr std::string_view kFingerprint = "105784606018040655463684838126954483258";
-  registry.CloseExecutable();
-  const auto first = registry.Add(88001).clock;
-  registry.CloseExecutable();
-  registry.AddFingerprint(kFingerprint);
+  const auto first = Compile(kFingerprint);
   const auto base = static_cast<int32_t>(*FarmFingerprint(kFingerprint));
   for (int i : {0, 2, 1}) first->Enter(base + i, 1);
   EXPECT_EQ(first->OwnRunId(base + 2), base + 2);
-  const auto second = registry.Add(88001).clock;
-  registry.CloseExecutable();
-  registry.AddFingerprint(kFingerprint);
+  const auto second = Compile(kFingerprint);
   EXPECT_EQ(first->OwnRunId(base + 2), base + 2);
   second->Enter(base + 4, 1);
   EXPECT_EQ(second->OwnRunId(base + 4), std::nullopt);
@@ -223,6 +271,7 @@ TEST(OccurrenceCounterTest, SaysWhatItHasForgotten) {
 
 TEST(SiteRegistryTest, NumbersInstancesWithEqualAttributes) {
   SiteRegistry& registry = SiteRegistry::Get();
+  const uint64_t begun = registry.BeginCompilation();
   const auto first = registry.Add(77001);
   const auto second = registry.Add(77001);
   const auto other = registry.Add(77002);
@@ -230,7 +279,7 @@ TEST(SiteRegistryTest, NumbersInstancesWithEqualAttributes) {
   EXPECT_EQ(other.duplicate, 0u);
   // One clock until the executable is complete.
   EXPECT_EQ(first.clock, other.clock);
-  registry.CloseExecutable();
+  registry.EndCompilation(begun, std::nullopt, {});
   const auto next = registry.Add(77001);
   EXPECT_NE(next.clock, first.clock);
   EXPECT_EQ(next.duplicate, first.duplicate + 2);
@@ -238,8 +287,9 @@ TEST(SiteRegistryTest, NumbersInstancesWithEqualAttributes) {
   registry.CloseExecutable(first.clock.get());
   EXPECT_EQ(registry.Add(77002).clock, next.clock);
   registry.CloseExecutable(next.clock.get());
-  EXPECT_NE(registry.Add(77002).clock, next.clock);
-  registry.CloseExecutable();
+  const auto last = registry.Add(77002).clock;
+  EXPECT_NE(last, next.clock);
+  registry.CloseExecutable(last.get());
 }
 
 TEST(SiteRegistryTest, KnowsSources) {
