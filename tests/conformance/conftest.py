@@ -32,6 +32,16 @@ def tally():
     return _TALLY
 
 
+def pytest_sessionfinish(session):
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["tally"] = dict(_TALLY)  # Of a worker, for the process that prints.
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    _TALLY.update(getattr(node, "workeroutput", {}).get("tally", {}))
+
+
 def pytest_terminal_summary(terminalreporter):
     for what, count in sorted(_TALLY.items()):
         terminalreporter.write_line(f"conformance, {what}: {count} cases")
