@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import json
 import os
@@ -10,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -38,40 +39,77 @@ def main() -> None:
     # Gloo talks on stdout, which is for results.
     results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    lax = _connect(job["implementation"])
-    devices = jax.devices()
-    if len(devices) != job["ranks"]:
-        raise SystemExit(f"JAX has {len(devices)} CPU devices instead of {job['ranks']}")
-    mesh = Mesh(np.array(devices), (_AXIS,))
-    meet = _Case(lax, mesh, "psum", 4, calls=2)
+    side = _connect(job["implementation"])
+    if side.ranks != job["ranks"]:
+        raise SystemExit(f"{side.ranks} ranks came together instead of {job['ranks']}")
+    meet = _Case(side, "psum", 4, calls=2)
     for number, (op, size) in enumerate(job["cases"]):
         signal.setitimer(signal.ITIMER_REAL, job["timeout"])
-        us, wrong = _measure(lax, mesh, meet, op, size)
-        row = {"process": jax.process_index(), "case": number, "us": us, "wrong": wrong}
-        print(json.dumps(row), file=results)
+        us, wrong = _measure(side, meet, op, size)
+        print(json.dumps({"case": number, "us": us, "wrong": wrong}), file=results)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _connect(implementation: str) -> ModuleType:
-    """Joins the job; returns where the implementation's collectives are."""
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """An implementation: its collectives with the signatures of jax.lax, and who is here.
+
+    The mesh holds all `ranks`, or those of this process, of which `first` is the lowest.
+    """
+
+    lax: ModuleType | SimpleNamespace
+    mesh: Mesh
+    ranks: int
+    first: int = 0
+
+
+def _connect(implementation: str) -> _Side:
+    """Joins the job."""
     os.environ.pop(SWITCH_VARIABLE, None)  # It would put the fabric beneath jax.lax.
     jax.config.update("jax_platforms", "cpu")
+    lax: ModuleType | SimpleNamespace = jax.lax
+    mpi: Any = None
     if implementation == "jaxfabric":
         import jaxfabric
 
         jaxfabric.initialize()
-        return jaxfabric.lax
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    membership.join(None, None, None, Config.from_environment())
-    return jax.lax
+        lax = jaxfabric.lax
+    elif implementation == "mpi4jax":
+        from mpi4py import MPI
+
+        mpi = MPI.COMM_WORLD
+        lax = _mpi4jax(mpi, MPI.SUM)
+    else:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        membership.join(None, None, None, Config.from_environment())
+    mesh = Mesh(np.array(jax.devices()), (_AXIS,))
+    return _Side(lax, mesh, mpi.size, mpi.rank) if mpi else _Side(lax, mesh, mesh.size)
 
 
-def _measure(
-    lax: ModuleType, mesh: Mesh, meet: _Case, op: str, size: int
-) -> tuple[float, str | None]:
+def _mpi4jax(comm: Any, add: Any) -> SimpleNamespace:  # noqa: ANN401
+    import mpi4jax
+
+    def exchange(x: jax.Array) -> jax.Array:
+        return mpi4jax.alltoall(x.reshape(comm.size, -1), comm=comm)
+
+    def shift(x: jax.Array, _: str, pairs: list[tuple[int, int]]) -> jax.Array:
+        source = next(source for source, target in pairs if target == comm.rank)
+        return mpi4jax.sendrecv(x, x, source, dict(pairs)[comm.rank], comm=comm)
+
+    return SimpleNamespace(
+        psum=lambda x, _: mpi4jax.allreduce(x, add, comm=comm),
+        all_gather=lambda x, _, tiled: mpi4jax.allgather(x, comm=comm).reshape(-1),
+        # It has no reduce-scatter: this moves as few bytes.
+        psum_scatter=lambda x, _, tiled: exchange(x).sum(axis=0),
+        all_to_all=lambda x, _, split, concat, tiled: exchange(x).reshape(-1),
+        ppermute=shift,
+    )
+
+
+def _measure(side: _Side, meet: _Case, op: str, size: int) -> tuple[float, str | None]:
     """Returns the median of the microseconds per call, and what is wrong with the result."""
     calls, repeats = (200, 9) if size <= 1 << 16 else (60, 9) if size < 1 << 20 else (20, 5)
-    case = _Case(lax, mesh, op, size, calls)
+    case = _Case(side, op, size, calls)
     case.run()
     wrong = case.difference()
     times = []
@@ -87,15 +125,16 @@ def _measure(
 class _Case:
     """One op at one size: a jitted program of dependent calls, its buffers, and what is right."""
 
-    def __init__(self, lax: ModuleType, mesh: Mesh, op: str, size: int, calls: int) -> None:
-        ranks, length = mesh.size, size // 4
+    def __init__(self, side: _Side, op: str, size: int, calls: int) -> None:
+        mesh, ranks, length = side.mesh, side.ranks, size // 4
         given = length // ranks if op == "all_gather" else length
+        self.first = side.first
         self.received = length // ranks if op == "psum_scatter" else length
         assert calls % 2 == 0, calls  # The last one is then always given the same.
 
         def program(x: jax.Array, out: jax.Array) -> _State:
             def call(_: jax.Array, state: _State) -> _State:
-                x, out = state[0], _collective(lax, op, state[0], ranks)
+                x, out = state[0], _collective(side.lax, op, state[0], ranks)
                 # The next input depends on this result, though no right result is negative: the
                 # calls can be neither hoisted nor overlapped. It differs from this input, so that
                 # the result of the call before is a wrong one.
@@ -114,9 +153,11 @@ class _Case:
 
         def place(values: Callable[[int], np.ndarray], length: int) -> jax.Array:
             def shard(index: Any) -> np.ndarray:  # noqa: ANN401
-                return values(_rank(index, length))
+                return values(self._rank(index, length))
 
-            return jax.make_array_from_callback((length * ranks,), NamedSharding(mesh, spec), shard)
+            return jax.make_array_from_callback(
+                (length * mesh.size,), NamedSharding(mesh, spec), shard
+            )
 
         self.state = (
             place(lambda rank: _values(rank, given), given),
@@ -125,7 +166,7 @@ class _Case:
         self.expected = {
             rank: _expected(op, rank, ranks, lambda r: _values(r, given, last=True))
             for shard in self.state[1].addressable_shards
-            for rank in (_rank(shard.index, self.received),)
+            for rank in (self._rank(shard.index, self.received),)
         }
 
     def run(self) -> None:
@@ -135,7 +176,7 @@ class _Case:
     def difference(self) -> str | None:
         """Compares what this process's ranks hold with numpy; describes the first difference."""
         for shard in self.state[1].addressable_shards:
-            rank = _rank(shard.index, self.received)
+            rank = self._rank(shard.index, self.received)
             got, expected = np.asarray(shard.data), self.expected[rank]
             wrong = np.flatnonzero(got != expected)
             if wrong.size:
@@ -145,13 +186,12 @@ class _Case:
                 )
         return None
 
+    def _rank(self, index: Any, length: int) -> int:  # noqa: ANN401
+        """Whose shard that is, in an array of one shard of this length for each rank."""
+        return self.first + (index[0].start or 0) // length
 
-def _rank(index: Any, length: int) -> int:  # noqa: ANN401
-    """Whose shard that is, in an array of one shard of this length for each rank."""
-    return (index[0].start or 0) // length
 
-
-def _collective(lax: ModuleType, op: str, x: jax.Array, ranks: int) -> jax.Array:
+def _collective(lax: ModuleType | SimpleNamespace, op: str, x: jax.Array, ranks: int) -> jax.Array:
     if op == "psum":
         return lax.psum(x, _AXIS)
     if op == "all_gather":

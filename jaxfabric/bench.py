@@ -6,10 +6,12 @@ import argparse
 import collections
 import dataclasses
 import importlib.metadata
+import importlib.util
 import io
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +28,7 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_to_all": lambda n: (n - 1) / n,
     "ppermute": lambda n: 1.0,
 }
-PEERS = ("xla",)
+PEERS = ("xla", "mpi4jax")
 _ITEM = 4  # float32
 # What a rank holds at once: the input, the result, the right result, and copies XLA may make.
 _BUFFERS = 5
@@ -58,7 +60,7 @@ class Plan:
     sizes: Sequence[int]
     processes: int
     devices: int
-    peers: Sequence[str] = PEERS
+    peers: Sequence[str] = PEERS[:1]
     rounds: int = 3
     timeout: float = 300.0
 
@@ -68,6 +70,17 @@ class Plan:
                 "--num-processes 1 with --devices-per-process 1: one rank has nobody to talk to; "
                 "raise one of them"
             )
+        if "mpi4jax" in self.peers:
+            if self.devices > 1:
+                raise ValueError(
+                    f"--against mpi4jax with --devices-per-process {self.devices}: each of its "
+                    "processes is one rank; use one device, and more processes"
+                )
+            if not importlib.util.find_spec("mpi4jax") or not _mpirun():
+                raise ValueError(
+                    "--against mpi4jax: it needs mpi4jax in this Python and Open MPI's mpirun on "
+                    "the PATH; install them, or leave it out"
+                )
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         largest = max(self.sizes)
         needed = largest * self.ranks * _BUFFERS
@@ -172,7 +185,11 @@ class _Job:
         # A launcher of its own for each job: JAX's coordination service leaves threads behind, in
         # a process that has to fork again for the next one.
         summary = launch.run(
-            self._command(), 1, stdout=_Lines(self._read), stderr=_Lines(self._note)
+            self._command(),
+            1,
+            devices_per_process=self.plan.devices,
+            stdout=_Lines(self._read),
+            stderr=_Lines(self._note),
         )
         if summary.exit_code or self._done() < len(self.plan.cases):
             raise self._failure(summary)
@@ -192,8 +209,12 @@ class _Job:
             "timeout": self.plan.timeout,
         }
         worker = [*_python("jaxfabric._bench_worker"), json.dumps(job)]
-        options = [f"-n={self.plan.processes}", f"-d={self.plan.devices}", "--json"]
-        return [*_python("jaxfabric.cli"), "run", *options, "--", *worker]
+        count = ["-n", str(self.plan.processes)]
+        if self.name == "mpi4jax":
+            options = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+            options += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+            return [_mpirun() or "mpirun", *options, *count, *worker]
+        return [*_python("jaxfabric.cli"), "run", *count, "--json", "--", *worker]
 
     def _read(self, line: str) -> None:
         """Takes a line of a process's stdout, or what the launcher says at the end."""
@@ -237,7 +258,7 @@ class _Job:
 
 
 class _Lines(io.BytesIO):
-    """A sink for the launcher: hands on line by line, without the prefix of its one process."""
+    """A sink for the launcher: hands on what its one process says, line by line."""
 
     def __init__(self, take: Callable[[str], None]) -> None:
         super().__init__()
@@ -245,7 +266,8 @@ class _Lines(io.BytesIO):
 
     def write(self, data: Any) -> int:  # noqa: ANN401
         for line in data.decode(errors="replace").split("\n")[:-1]:
-            self.take(line.removeprefix("[0] "))
+            if line.startswith("[0] "):
+                self.take(line.removeprefix("[0] "))
         return len(data)
 
 
@@ -253,6 +275,12 @@ def _python(module: str) -> list[str]:
     """The start of a module's main() in this Python, with this jaxfabric wherever it came from."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; sys.exit(main())"
     return [sys.executable, "-P", "-c", code]
+
+
+def _mpirun() -> str | None:
+    """Open MPI comes from PyPI too: then mpirun is where this Python is."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    return shutil.which("mpirun", path=path)
 
 
 def _machine(plan: Plan) -> dict[str, Any]:
@@ -263,6 +291,7 @@ def _machine(plan: Plan) -> dict[str, Any]:
         **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")},
         "python": platform.python_version(),
         "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 2),  # A busy machine explains odd times.
         "processes": plan.processes,
         "devices_per_process": plan.devices,
         "ranks": plan.ranks,
@@ -272,12 +301,11 @@ def _machine(plan: Plan) -> dict[str, Any]:
 
 
 def _describe(machine: dict[str, Any]) -> str:
-    return (
-        f"cores: {machine['cores']}; jaxfabric {machine['jaxfabric']}, JAX {machine['jax']}, "
-        f"Python {machine['python']}\n"
-        f"ranks: {machine['ranks']} (processes: {machine['processes']}, devices of each: "
-        f"{machine['devices_per_process']}); {machine['dtype']}, rounds: {machine['rounds']}\n"
-    )
+    return """\
+cores: {cores} (load: {load}); jaxfabric {jaxfabric}, JAX {jax}, Python {python}
+ranks: {ranks} (processes: {processes}, devices of each: {devices_per_process}); {dtype}, \
+best of {rounds} round(s)
+""".format(**machine)
 
 
 def _result(

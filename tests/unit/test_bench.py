@@ -44,6 +44,7 @@ def status(*arguments):
         (["-d", "x"], "--devices-per-process: 'x' is not a whole number"),
         (["-n", "1"], "--num-processes 1 with --devices-per-process 1: one rank"),
         (["--against", "nccl"], "--against: 'nccl': use some of xla"),
+        (["--against", "mpi4jax", "-d", "2"], "mpi4jax with --devices-per-process 2: each"),
         (["--rounds", "1.5"], "--rounds: '1.5' is not a whole number"),
         (["--timeout", "soon"], "--timeout: 'soon' is not a number"),
     ],
@@ -100,7 +101,7 @@ def test_a_wrong_result_is_an_error_and_never_a_time(capsys, monkeypatch):
 
 def case(lax, op):
     mesh = Mesh(np.array(jax.devices()[:3]), ("ranks",))
-    return _bench_worker._Case(lax, mesh, op, 48, calls=4)
+    return _bench_worker._Case(_bench_worker._Side(lax, mesh, 3), op, 48, calls=4)
 
 
 @pytest.mark.parametrize("op", bench.BUS_FACTORS)
