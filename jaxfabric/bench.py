@@ -33,6 +33,7 @@ _ITEM = 4  # float32
 # What a rank holds at once: the input, the result, the right result, and copies XLA may make.
 _BUFFERS = 5
 _LAST_LINES = 20
+_NOISY = 1.5  # Times whose rounds differ by more than this factor are marked in the table.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -337,7 +338,7 @@ def _table(plan: Plan, results: list[dict[str, Any]]) -> str:
     names = ("jaxfabric", *plan.peers)
     lines = [("op", "bytes", *(f"us {name}" for name in names), "times faster", "algbw", "busbw")]
     for result in results:
-        us = (_number(result["us"][name]) if name in result["us"] else "wrong" for name in names)
+        us = (_time(result, name) for name in names)
         rest = (_number(result[key]) for key in ("times_faster", "algbw", "busbw"))
         lines.append((result["op"], _size(result["bytes"]), *us, *rest))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -345,10 +346,16 @@ def _table(plan: Plan, results: list[dict[str, Any]]) -> str:
     for op, *cells in lines:
         text += op.ljust(widths[0])
         text += "".join(f"  {c:>{w}}" for c, w in zip(cells, widths[1:], strict=True)) + "\n"
-    return (
-        text
-        + "us: microseconds per call; algbw, busbw: GB/s of jaxfabric, as nccl-tests define them"
-    )
+    return f"""\
+{text}us: microseconds per call; ~: the slowest round took more than {_NOISY:g} times as long
+algbw, busbw: GB/s of jaxfabric, as nccl-tests define them; times faster: than the fastest other"""
+
+
+def _time(result: dict[str, Any], name: str) -> str:
+    if name in result["wrong"]:
+        return "wrong"
+    times = result["us_of_rounds"][name]
+    return _number(min(times)) + ("~" if max(times) > _NOISY * min(times) else " ")
 
 
 def _number(value: float | None) -> str:

@@ -87,15 +87,15 @@ def test_a_process_that_does_not_come_back_is_ended():
 def test_a_wrong_result_is_an_error_and_never_a_time(capsys, monkeypatch):
     def job(plan, name, turn):
         wrong = "rank 1 got 2 values wrong" if (name, turn) == ("xla", "round 2 of 2") else None
-        rows = [{"us": 2.0, "wrong": None}, {"us": 4.0, "wrong": wrong}]
+        rows = [{"us": 2.0 * int(turn[6]), "wrong": None}, {"us": 4.0, "wrong": wrong}]
         return SimpleNamespace(run=lambda: rows)
 
     monkeypatch.setattr(bench, "_Job", job)
     assert status("--op=psum", "--bytes=8,2MiB", "--rounds=2") == 1
     output = capsys.readouterr()
     assert "xla: psum of 2 MiB: rank 1 got 2 values wrong" in output.err
-    right, wrong = (line.split() for line in output.out.splitlines()[-3:-1])
-    assert right == ["psum", "8", "B", "2.0", "2.0", "1.0", "0.004", "0.004"]
+    right, wrong = (line.split() for line in output.out.splitlines()[-4:-2])
+    assert right == ["psum", "8", "B", "2.0~", "2.0~", "1.0", "0.004", "0.004"]
     assert wrong == ["psum", "2", "MiB", "4.0", "wrong", "-", "524", "524"]
 
 
