@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 _RUN_HELP = """\
 Starts N processes of one program on this host as one job: their output is prefixed with the rank,
@@ -16,6 +17,15 @@ signals are passed on, and when one fails the others get a grace period to repor
 
     jaxfabric run -n 4 train.py --steps 100
     jaxfabric run -n 2 --devices-per-process 4 -- python -m package.train
+"""
+
+_BENCH_HELP = """\
+Times collectives between N processes of D devices each, on the fabric and with XLA's own
+collectives (Gloo between processes), in turns, and compares every result with numpy.
+
+    jaxfabric bench
+    jaxfabric bench -n 4 --op psum,all_gather --bytes 8,64KiB,16MiB
+    jaxfabric bench -n 1 -d 2 --rounds 5 --json
 """
 
 
@@ -43,6 +53,8 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
         from jaxfabric import doctor
 
         return doctor.main(as_json=options.json)
+    if options.subcommand == "bench":
+        return _bench(options)
     parser.print_help()
     return 2
 
@@ -91,7 +103,90 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", help="say what is installed, what works on this machine, and what does not"
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_bench(commands)
     return parser
+
+
+def _add_bench(commands: Any) -> None:  # noqa: ANN401
+    from jaxfabric import bench
+
+    parser = commands.add_parser(
+        "bench",
+        help="time collectives on this machine, beside XLA's own",
+        description=_BENCH_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--op",
+        type=bench.some_of(bench.BUS_FACTORS),
+        default=tuple(bench.BUS_FACTORS),
+        metavar="OP,...",
+        help=f"some of {', '.join(bench.BUS_FACTORS)} (default: all)",
+    )
+    add(
+        "--bytes",
+        type=bench.sizes,
+        default="8,1KiB,16KiB,256KiB,1MiB,16MiB",
+        metavar="SIZE,...",
+        help="the larger of a rank's input and output, rounded up to 4 bytes times the ranks "
+        "(default: %(default)s)",
+    )
+    add(
+        *("-n", "--num-processes"),
+        type=_positive,
+        default=2,
+        metavar="N",
+        help="processes (default: 2)",
+    )
+    add(
+        *("-d", "--devices-per-process"),
+        type=_positive,
+        default=1,
+        metavar="D",
+        help="CPU devices of each, every one of them a rank (default: 1)",
+    )
+    add(
+        "--against",
+        type=bench.some_of(bench.PEERS),
+        default=bench.PEERS[:1],
+        metavar="NAME,...",
+        help=f"what to compare with, of: {', '.join(bench.PEERS)} (default: {bench.PEERS[0]})",
+    )
+    add(
+        "--rounds",
+        type=_positive,
+        default=3,
+        metavar="R",
+        help="turns of each implementation, of which the best counts (default: 3)",
+    )
+    add(
+        "--timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="longest time for one op at one size; 0: no limit (default: 300)",
+    )
+    add("--json", action="store_true", help="print one JSON document instead of the table")
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from jaxfabric import bench
+
+    try:
+        plan = bench.Plan(
+            ops=options.op,
+            sizes=options.bytes,
+            processes=options.num_processes,
+            devices=options.devices_per_process,
+            peers=options.against,
+            rounds=options.rounds,
+            timeout=options.timeout,
+        )
+        return bench.main(plan, as_json=options.json)
+    except ValueError as error:
+        print(f"jaxfabric: {error}", file=sys.stderr)
+        return 2
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

@@ -179,6 +179,18 @@ class LauncherEnvironment:
         return variables
 
 
+def parse_bytes(name: str, text: str) -> int:
+    """Returns how many bytes a text such as 4096, 16K, 16M or 1GiB means.
+
+    Raises:
+        ConfigError: it is no such text; the message names `name`, the text and the remedy.
+    """
+    match = _BYTES.fullmatch(text)
+    if not match:
+        raise ConfigError(f"{name}={text}: use a number of bytes, such as 16777216 or 16M")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
 def check_address(name: str, address: object) -> None:
     """Raises ConfigError unless `address` is host:port; JAX would abort, or wait for nobody."""
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
@@ -244,10 +256,7 @@ def _parse(field: dataclasses.Field[Any], variable: str, text: str) -> float | i
     if field.type == "str":
         return text.lower()
     if field.type == "int":
-        match = _BYTES.fullmatch(text)
-        if not match:
-            raise ConfigError(f"{variable}={text}: use a number of bytes, such as 16777216 or 16M")
-        return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+        return parse_bytes(variable, text)
     try:
         return float(text)
     except ValueError:

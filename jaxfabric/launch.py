@@ -271,8 +271,9 @@ class _Job:
             return
         self.first_failure = process.rank
         waiting = sum(p.code is None for p in self.processes)
-        text = f"rank {process.rank} (pid {process.popen.pid}) {_how(process)} after "
-        text += f"{process.ended - self.started:.1f} s"
+        text = f"rank {process.rank} (pid {process.popen.pid}) "
+        text += how_it_ended(process.code, process.signal)
+        text += f" after {process.ended - self.started:.1f} s"
         if waiting:
             text += f"; {waiting} other(s) have {self.grace:g} s to report"
         self._say(text)
@@ -347,7 +348,8 @@ class _Job:
         if first is not None and self.count > 1:
             failed = self.processes[first]
             lines = "".join(f"\n    {line}" for line in failed.tail) or " none"
-            self._say(f"rank {first} failed first: it {_how(failed)}. Its last lines:{lines}")
+            how = how_it_ended(failed.code, failed.signal)
+            self._say(f"rank {first} failed first: it {how}. Its last lines:{lines}")
         results = tuple(
             RankResult(
                 rank=p.rank,
@@ -371,10 +373,9 @@ def _argv(command: Sequence[str]) -> list[str]:
     return list(command)
 
 
-def _how(process: _Process) -> str:
-    if process.signal is not None:
-        return f"was killed by {process.signal}"
-    return f"exited with status {process.code}"
+def how_it_ended(exit_code: int | None, signal_name: str | None) -> str:
+    """Returns the two fields of a RankResult in words, such as "exited with status 3"."""
+    return f"was killed by {signal_name}" if signal_name else f"exited with status {exit_code}"
 
 
 def _prefix(rank: int, sink: IO[bytes]) -> bytes:
