@@ -130,10 +130,10 @@ def test_a_rank_that_leaves_while_another_waits(tmp_path, how, code):
     seconds = check_left(result, path, leaving, raised)
     summary = faults.summary(result)
     assert summary["first_failure"] == (0 if how == "return" else 1)
-    assert not any(one["ended_by_launcher"] for one in summary["ranks"])
+    assert not any(one["ended_by_launcher"] for one in summary["processes"])
     if how == "raise":
         assert "ValueError: unrelated" in result.stderr.partition("Its last lines:")[2]
-    ends = [one["seconds"] for one in summary["ranks"]]
+    ends = [one["seconds"] for one in summary["processes"]]
     faults.measured(f"leaves by {how}", raised=seconds, exited=ends[0] - ends[1])
     assert ends[0] - ends[1] < 5
 
@@ -257,7 +257,7 @@ def test_a_rank_stopped_for_good_in_the_middle_of_reading(tmp_path):
     job.wait_for('"looping"', count=2)
     stopped = faults.only(job.output(), 1, "looping")
     since = faults.kill(stopped["pid"], signal.SIGSTOP)
-    job.wait_for("rank 0 (pid", stream=2)  # The launcher: rank 0 has ended.
+    job.wait_for("jaxfabric: process 0 (pid", stream=2)
     job.wait_for("exited with status 1", stream=2)
     faults.kill(stopped["pid"], signal.SIGCONT)
     result = job.finish(40)
@@ -270,7 +270,7 @@ def test_a_rank_stopped_for_good_in_the_middle_of_reading(tmp_path):
     assert faults.name_of(stopped) in raised["text"], result.explain()
     # Once it goes on it ends with the same error, or with what it saw itself: a rank that is gone.
     assert faults.only(result.stdout, 1, "raised")
-    assert faults.summary(result)["ranks"][1]["exit_code"] == 1, result.explain()
+    assert faults.summary(result)["processes"][1]["exit_code"] == 1, result.explain()
 
 
 CROWD = """
