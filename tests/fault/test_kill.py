@@ -47,8 +47,8 @@ def check_survivor(result, path, said_by, victim, killed):
     raised = faults.only(result.stdout, said_by, "raised")
     assert raised["type"] == "JaxRuntimeError", result.explain()
     assert raised["text"] == (
-        f"UNAVAILABLE: {faults.name_of(victim)} died ({faults.rank_of(raised)} was in "
-        f"psum float32[{1 << 20}] at {faults.line(path, 'psum')})"
+        f"UNAVAILABLE: {faults.name_of(victim)} died, while {faults.rank_of(raised)} was in "
+        f"psum float32[{1 << 20}] at {faults.line(path, 'psum')}"
     ), result.explain()
     if faults.events(result.stdout, said_by, "left"):
         faults.assert_clean(result, said_by)

@@ -69,7 +69,7 @@ def test_error_after_the_deadline_says_where_the_rank_was_last_seen(tmp_path):
     assert 2 <= seconds < 3, result.explain()
     call = f"psum float32[64] at {faults.line(path, 'psum')}"
     for part in (
-        "DEADLINE_EXCEEDED: rank 0 waited 2",
+        "DEADLINE_EXCEEDED: rank 0 (process 0) waited 2",
         f"s in {call} for {faults.name_of(late)}, last seen in {call}, launch 2",
     ):
         assert part in raised["text"], result.explain()
@@ -114,7 +114,7 @@ def check_left(result, path, leaving, raised):
     seconds = raised["time"] - leaving["time"]
     assert f"{faults.name_of(leaving)} has left" in raised["text"], result.explain()
     call = f"psum float32[{1 << 16}] at {faults.line(path, 'psum')}"
-    assert f"rank 0 waits for it in {call}" in raised["text"], result.explain()
+    assert f"{faults.rank_of(raised)} waits for it in {call}" in raised["text"], result.explain()
     assert seconds < 2, result.explain()
     return seconds
 
@@ -225,7 +225,7 @@ def test_a_rank_stopped_while_its_peer_sets_up_many_collectives(tmp_path):
     stopped = faults.only(job.output(), 1, "compiled")
     faults.kill(stopped["pid"], signal.SIGSTOP)
     gate.write_text("go on")
-    job.wait_for("rank 0 has waited 2", stream=2)
+    job.wait_for("rank 0 (process 0) has waited 2", stream=2)
     faults.kill(stopped["pid"], signal.SIGCONT)
     result = job.finish(40)
     assert result.returncode == 0, result.explain()
@@ -241,7 +241,7 @@ def test_a_stop_shorter_than_the_deadline_changes_nothing(tmp_path, op):
     job.wait_for('"looping"', count=2)
     stopped = faults.only(job.output(), 1, "looping")
     faults.kill(stopped["pid"], signal.SIGSTOP)
-    job.wait_for("rank 0 has waited", stream=2)
+    job.wait_for("rank 0 (process 0) has waited", stream=2)
     job.wait_for(f"for {faults.name_of(stopped)}", stream=2)
     faults.kill(stopped["pid"], signal.SIGCONT)
     end.touch()
