@@ -122,7 +122,7 @@ def _advice(entries: tuple[Entry, ...]) -> str:
         return f"no collectives: the switch is off, for {error}"
     if wanted is not None:
         return (
-            f"no collectives: {config.SWITCH_VARIABLE} is set, but the switch is off: it goes on "
+            f"no collectives: {config.SWITCH_VARIABLE} is set, but the switch is off: it comes on "
             "when JAX starts its backend, unless jaxfabric.disable() was called"
         )
     return (
