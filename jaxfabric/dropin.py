@@ -101,7 +101,8 @@ def enabled(mode: str | None = "lax") -> Iterator[None]:
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     """What `jax.export.export(..., disabled_checks=)` needs to let jaxfabric's calls through.
 
-    The process that runs the exported program calls `jaxfabric.initialize` first.
+    The process that runs the exported program calls `jaxfabric.initialize` first. JAX needs
+    flatbuffers to write a program to a file and to read it: the extra `export`.
 
     Example:
         >>> import jaxfabric
