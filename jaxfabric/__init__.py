@@ -54,3 +54,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
 
         return _ext.FabricError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    # With what has not been imported yet.
+    return sorted({*globals(), *__all__})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import reprlib
 from collections.abc import Hashable, Sequence
 
 import jax
@@ -39,8 +40,24 @@ class Split:
 
 
 def as_axes(axis_name: AxisName) -> Axes:
-    """Returns an axis name, or a tuple or list of them, as a tuple."""
-    return tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    """Returns an axis name, or a tuple or list of them, as a tuple.
+
+    Raises:
+        TypeError: it is something that cannot be a name, such as the array.
+        ValueError: an axis is there twice.
+    """
+    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    for axis in axes:
+        try:
+            hash(axis)
+        except TypeError:
+            raise TypeError(
+                f"axis_name={reprlib.repr(axis)}: use the name of an axis or a tuple of names, in "
+                'the order of psum(x, "i") and barrier("i", x)'
+            ) from None
+    if len({*axes}) < len(axes):
+        raise ValueError(f"axis_name={axis_name!r}: name each axis once")
+    return axes
 
 
 def as_groups(axis_index_groups: AxisGroups, even: bool = True) -> Groups | None:

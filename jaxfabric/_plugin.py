@@ -10,11 +10,13 @@ from jaxfabric import config
 
 
 def initialize() -> None:
-    """Turns the switch on if JAXFABRIC_ENABLE says so.
+    """Turns the switch on if JAXFABRIC_ENABLE says so, and tells of a variable that nobody reads.
 
     Raises:
         ConfigError: it has a value it cannot have (JAX logs it).
     """
+    # A misspelt JAXFABRIC_ENABLE would leave a program to XLA without a word.
+    config.warn_of_unknown_variables()
     if config.switch_is_in_environment():
         from jaxfabric import dropin
 

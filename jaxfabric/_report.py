@@ -6,6 +6,9 @@ import collections
 import dataclasses
 import json
 import threading
+from collections.abc import Callable
+
+from jaxfabric import config
 
 # Lowered programs that are remembered; older ones are forgotten first.
 _MOST = 100_000
@@ -39,9 +42,15 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `jaxfabric.report` returns: print it, or go through `entries`."""
+    """What `jaxfabric.report` returns: print it, or go through `entries`.
+
+    Attributes:
+        entries: one for each collective.
+        advice: what to do if there are none, or if none runs on the fabric; empty otherwise.
+    """
 
     entries: tuple[Entry, ...]
+    advice: str = ""
 
     def counts(self) -> dict[str, int]:
         """How many collectives each runner has: {"jaxfabric": 12, "XLA": 1}."""
@@ -53,7 +62,7 @@ class Report:
 
     def __str__(self) -> str:
         if not self.entries:
-            return "no collectives have been lowered since jaxfabric was imported"
+            return self.advice
         rows = [("program", "collective", "bytes", "line", "run by")]
         rows += [
             (
@@ -75,11 +84,51 @@ class Report:
             for row in rows
         ]
         total = ", ".join(f"{n} run by {runner}" for runner, n in sorted(self.counts().items()))
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], total])
+        below = [total, self.advice] if self.advice else [total]
+        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *below])
 
 
 _lock = threading.Lock()
 _entries: collections.OrderedDict[tuple[str, int, str, str], Entry] = collections.OrderedDict()
+
+
+def _off() -> str | None:
+    return None
+
+
+# The mode of the switch on this thread; `dropin`, which has the switch, puts its own here.
+mode: Callable[[], str | None] = _off
+
+
+def _advice(entries: tuple[Entry, ...]) -> str:
+    if entries:
+        if any(entry.runner == FABRIC for entry in entries):
+            return ""
+        return "jaxfabric runs none of them, for the reasons above"
+    current = mode()
+    if current == "hlo":
+        return (
+            'no collectives: the switch is on, mode "hlo", and no program compiled since has one; '
+            "shard its arrays over several devices (what JAX's persistent cache gives is not seen)"
+        )
+    if current is not None:
+        return (
+            f'no collectives: the switch is on, mode "{current}", and no program compiled since '
+            'calls one; for those that jax.jit inserts itself call jaxfabric.enable("hlo")'
+        )
+    try:
+        wanted = config.switch_from_environment()
+    except config.ConfigError as error:
+        return f"no collectives: the switch is off, for {error}"
+    if wanted is not None:
+        return (
+            f"no collectives: {config.SWITCH_VARIABLE} is set, but the switch is off: it comes on "
+            "when JAX starts its backend, unless jaxfabric.disable() was called"
+        )
+    return (
+        "no collectives: no program compiled so far calls jaxfabric.lax, and the switch that runs "
+        "those of jax.lax is off: call jaxfabric.enable() before the program"
+    )
 
 
 def record(entry: Entry) -> None:
@@ -96,7 +145,7 @@ def report() -> Report:
     """Lists the collectives of the programs lowered so far, and who runs each.
 
     A collective that the switch (`jaxfabric.enable`) leaves to XLA is there with the reason. One
-    that was lowered while the switch was off is not.
+    that was lowered while the switch was off is not. If there are none, it says why and what to do.
 
     Returns:
         A `Report`: `print` shows a table, `entries` and `to_json` are for programs.
@@ -107,4 +156,5 @@ def report() -> Report:
         0
     """
     with _lock:
-        return Report(tuple(_entries.values()))
+        entries = tuple(_entries.values())
+    return Report(entries, _advice(entries))

@@ -246,13 +246,12 @@ class _Job:
             return KeyboardInterrupt()
         how, lines = f"exited with status {summary.exit_code}", list(self.log)
         if self.ended is not None and self.ended["first_failure"] is not None:
-            rank = self.ended["ranks"][self.ended["first_failure"]]
-            how = f"process {rank['rank']} " + launch.how_it_ended(
-                rank["exit_code"], rank["signal"]
-            )
-            if rank["signal"] == "SIGALRM":
+            process = self.ended["processes"][self.ended["first_failure"]]
+            how = f"process {process['process']} "
+            how += launch.how_it_ended(process["exit_code"], process["signal"])
+            if process["signal"] == "SIGALRM":
                 how += f", after {self.plan.timeout:g} s without a result (--timeout)"
-            lines = [line for line in rank["last_lines"] if not line.startswith("{")]
+            lines = [line for line in process["last_lines"] if not line.startswith("{")]
         op, size = self.plan.cases[min(self._done(), len(self.plan.cases) - 1)]
         text = "".join(f"\n    {line}" for line in lines) or " none"
         return _Failure(f"{self.name}: {how}, at {op} of {_size(size)}. Its last lines:{text}")

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 _RUN_HELP = """\
-Starts N processes of one program on this host as one job: their output is prefixed with the rank,
-signals are passed on, and when one fails the others get a grace period to report, then are ended.
+Starts N processes of one program on this host as one job: lines of output are prefixed with the
+number of the process, signals are passed on, and when one process fails the others get a grace
+period to report, then are ended.
 
     jaxfabric run -n 4 train.py --steps 100
     jaxfabric run -n 2 --devices-per-process 4 -- python -m package.train

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import logging
 import os
 import re
@@ -244,6 +245,14 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
             lines.append(f"{name} is not a setting: {hint}")
     return lines
+
+
+@functools.cache
+def warn_of_unknown_variables() -> None:
+    """Logs what `unknown_variables` returns: once, and in one process of `jaxfabric run`."""
+    if os.environ.get("JAXFABRIC_PROCESS_ID", "0") == "0":
+        for line in unknown_variables():
+            logger.warning("%s", line)
 
 
 def _whole_number(variable: str, text: str, minimum: int) -> int:

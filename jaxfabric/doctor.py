@@ -17,7 +17,7 @@ from typing import Any
 from jaxfabric._import_check import runtime_ffi_version
 from jaxfabric.config import Config, ConfigError, unknown_variables
 
-# Reads 8 bytes of a sibling process that allows it, as ranks do of each other.
+# Reads 8 bytes of a sibling process that allows it, as processes of a job do of each other.
 _READ_SIBLING = """
 import ctypes, os, sys
 class Span(ctypes.Structure):

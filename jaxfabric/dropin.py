@@ -101,7 +101,8 @@ def enabled(mode: str | None = "lax") -> Iterator[None]:
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     """What `jax.export.export(..., disabled_checks=)` needs to let jaxfabric's calls through.
 
-    The process that runs the exported program calls `jaxfabric.initialize` first.
+    The process that runs the exported program calls `jaxfabric.initialize` first. JAX needs
+    flatbuffers to write a program to a file and to read it: the extra `export`.
 
     Example:
         >>> import jaxfabric
@@ -140,6 +141,8 @@ def _prepare(mode: str) -> None:
     if mode == "hlo":
         hlo.install()  # It may fail, and then nothing has been turned on.
 
+
+_report.mode = lambda: _mode.value
 
 _lock = threading.Lock()
 _whole_program_contexts = 0
@@ -208,7 +211,7 @@ def _switched(
             remedy = f"jaxfabric does not run it either: {reason}"
             # A done's start is on the report; the pass over the compiled program sees all.
             if not name.endswith("_done") and _mode.value != "hlo":
-                note(ctx, name, _report.XLA, str(reason))
+                note(ctx, name, _report.XLA, f"{reason}{_remedy(reason)}")
     # JAX lowers this one for CPUs too, and XLA then says less.
     unfinished = name == "ragged_all_to_all" and _mode.value == "lax"
     if original is None or unfinished:
@@ -219,14 +222,22 @@ def _switched(
         raise NotImplementedError(f"{error}; {remedy}") from error
 
 
+class _NotManualError(LeaveToXlaError):
+    """Positions in the mesh are known only once the program has been partitioned."""
+
+
+def _remedy(reason: LeaveToXlaError) -> str:
+    return '; try jaxfabric.enable("hlo")' if isinstance(reason, _NotManualError) else ""
+
+
 def _require_manual(ctx: Context) -> None:
     try:
         mesh, manual = _compat.lowering_mesh(ctx)
     except NotImplementedError:
-        raise LeaveToXlaError("it is outside of jax.shard_map") from None
+        raise _NotManualError("it is outside of jax.shard_map") from None
     automatic = [a for a, size in mesh.shape.items() if a not in manual and size > 1]
     if automatic:
-        raise LeaveToXlaError(f"the axes {automatic} of its mesh are left to the compiler")
+        raise _NotManualError(f"the axes {automatic} of its mesh are left to the compiler")
 
 
 # --- lowering ---

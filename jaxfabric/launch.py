@@ -35,10 +35,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class RankResult:
+class ProcessResult:
     """How one process ended: its exit code (128 + signal if killed), when, and by whom."""
 
-    rank: int
+    process: int
     pid: int
     exit_code: int
     signal: str | None
@@ -53,20 +53,20 @@ class Summary:
 
     Attributes:
         exit_code: that of the process that failed first, or 0.
-        first_failure: its rank, or None.
+        first_failure: its number, or None.
         seconds: from the first start to the last end.
-        ranks: one entry per process, in order.
+        processes: one entry for each, in order.
     """
 
     exit_code: int
     first_failure: int | None
     seconds: float
-    ranks: tuple[RankResult, ...]
+    processes: tuple[ProcessResult, ...]
 
 
 @dataclasses.dataclass
 class _Stream:
-    rank: int
+    process: _Process
     source: IO[bytes]
     sink: IO[bytes]
     pending: bytes = b""
@@ -74,11 +74,11 @@ class _Stream:
 
 @dataclasses.dataclass
 class _Process:
-    rank: int
+    number: int
     popen: subprocess.Popen[bytes]
     pidfd: int
     tail: collections.deque[str]
-    code: int | None = None  # As in RankResult.
+    code: int | None = None  # As in ProcessResult.
     signal: str | None = None
     ended: float = 0.0
     ended_by_launcher: bool = False
@@ -100,7 +100,7 @@ def run(
         num_processes: how many to start.
         devices_per_process: CPU devices of each; default: left to the program.
         grace: seconds that the others have to report and exit after one has failed.
-        stdout: where the processes' standard output goes, in lines prefixed with the rank.
+        stdout: where standard output goes, each line prefixed with the number of its process.
         stderr: the same for standard error, and for what the launcher itself has to say.
 
     Returns:
@@ -152,8 +152,8 @@ class _Job:
         restore = self._catch_signals()
         try:
             # Before the service: the threads it starts would make fork() unsafe.
-            for rank in range(self.count):
-                self._start(rank, service.address if service else None)
+            for number in range(self.count):
+                self._start(number, service.address if service else None)
             if service:
                 service.start()
             self._loop()
@@ -165,10 +165,10 @@ class _Job:
             self.selector.close()
         return self._summary()
 
-    def _start(self, rank: int, coordinator: str | None) -> None:
+    def _start(self, number: int, coordinator: str | None) -> None:
         environ = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
         launcher = LauncherEnvironment(
-            coordinator=coordinator, process_id=rank, num_processes=self.count, job=self.job_id
+            coordinator=coordinator, process_id=number, num_processes=self.count, job=self.job_id
         )
         environ |= launcher.variables()
         environ.setdefault("PYTHONUNBUFFERED", "1")
@@ -180,23 +180,23 @@ class _Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environ,
-            start_new_session=True,  # So that what a rank starts itself can be ended with it.
+            start_new_session=True,  # So that what a process starts itself can be ended with it.
             preexec_fn=_dies_with(os.getpid()),
         )
         tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
-        process = _Process(rank, popen, os.pidfd_open(popen.pid), tail)
+        process = _Process(number, popen, os.pidfd_open(popen.pid), tail)
         self.processes.append(process)
         self.selector.register(process.pidfd, selectors.EVENT_READ, process)
         for source, sink in zip((popen.stdout, popen.stderr), self.sinks, strict=True):
             assert source is not None
             os.set_blocking(source.fileno(), False)
             self.streams.add(source.fileno())
-            self.selector.register(source, selectors.EVENT_READ, _Stream(rank, source, sink))
+            self.selector.register(source, selectors.EVENT_READ, _Stream(process, source, sink))
 
     def _loop(self) -> None:
         while any(p.code is None for p in self.processes):
             self._dispatch(self.escalate_at)
-        # Something a rank started may hold its pipes open: it is ended with its session.
+        # Something a process started may hold its pipes open: it is ended with its session.
         drained = time.monotonic() + _DRAIN_SECONDS
         self._signal_all(signal.SIGKILL)
         while self.streams and time.monotonic() < drained:
@@ -235,8 +235,8 @@ class _Job:
             stream.pending = b""
         if not lines:
             return
-        prefix = _prefix(stream.rank, stream.sink)
-        self.processes[stream.rank].tail.extend(line.decode(errors="replace") for line in lines)
+        prefix = _prefix(stream.process.number, stream.sink)
+        stream.process.tail.extend(line.decode(errors="replace") for line in lines)
         self._write(stream.sink, b"".join(prefix + line + b"\n" for line in lines))
 
     def _write(self, sink: IO[bytes], data: bytes) -> None:
@@ -244,7 +244,7 @@ class _Job:
             sink.write(data)
             sink.flush()
         except (BrokenPipeError, ValueError):
-            # Nobody reads any more: end as a program does on SIGPIPE, but with the ranks.
+            # Nobody reads any more: end as a program does on SIGPIPE, but with the processes.
             if self.interrupts == 0:
                 self.interrupts = 1
                 self._signal_all(signal.SIGTERM)
@@ -269,11 +269,11 @@ class _Job:
     def _note_failure(self, process: _Process) -> None:
         if process.code == 0 or self.first_failure is not None:
             return
-        self.first_failure = process.rank
+        self.first_failure = process.number
         waiting = sum(p.code is None for p in self.processes)
-        text = f"rank {process.rank} (pid {process.popen.pid}) "
-        text += how_it_ended(process.code, process.signal)
-        text += f" after {process.ended - self.started:.1f} s"
+        how = how_it_ended(process.code, process.signal)
+        text = f"process {process.number} (pid {process.popen.pid}) {how} after "
+        text += f"{process.ended - self.started:.1f} s"
         if waiting:
             text += f"; {waiting} other(s) have {self.grace:g} s to report"
         self._say(text)
@@ -288,8 +288,8 @@ class _Job:
         number, _ = self.escalations.pop(0)
         late = [p for p in self.processes if p.code is None]
         if late:
-            names = ", ".join(str(p.rank) for p in late)
-            self._say(f"ending rank(s) {names} with {number.name}")
+            names = ", ".join(str(p.number) for p in late)
+            self._say(f"ending process(es) {names} with {number.name}")
         for process in late:
             process.ended_by_launcher = True
         self._signal_all(number)
@@ -307,7 +307,7 @@ class _Job:
                 self._plan((signal.SIGTERM, self.grace), (signal.SIGKILL, _TERM_SECONDS))
 
     def _signal_all(self, number: signal.Signals) -> None:
-        """Signals every rank that lives; SIGKILL goes to what ended ranks left behind, too."""
+        """Signals whoever lives; SIGKILL goes to what ended processes left behind, too."""
         for process in self.processes:
             if process.code is None or number == signal.SIGKILL:
                 try:
@@ -349,10 +349,10 @@ class _Job:
             failed = self.processes[first]
             lines = "".join(f"\n    {line}" for line in failed.tail) or " none"
             how = how_it_ended(failed.code, failed.signal)
-            self._say(f"rank {first} failed first: it {how}. Its last lines:{lines}")
+            self._say(f"process {first} failed first: it {how}. Its last lines:{lines}")
         results = tuple(
-            RankResult(
-                rank=p.rank,
+            ProcessResult(
+                process=p.number,
                 pid=p.popen.pid,
                 exit_code=p.code if p.code is not None else 137,
                 signal=p.signal,
@@ -374,14 +374,14 @@ def _argv(command: Sequence[str]) -> list[str]:
 
 
 def how_it_ended(exit_code: int | None, signal_name: str | None) -> str:
-    """Returns the two fields of a RankResult in words, such as "exited with status 3"."""
+    """Returns the two fields of a ProcessResult in words, such as "exited with status 3"."""
     return f"was killed by {signal_name}" if signal_name else f"exited with status {exit_code}"
 
 
-def _prefix(rank: int, sink: IO[bytes]) -> bytes:
-    text = f"[{rank}]"
+def _prefix(number: int, sink: IO[bytes]) -> bytes:
+    text = f"[{number}]"
     if "NO_COLOR" not in os.environ and sink.isatty():
-        text = f"\033[{_COLORS[rank % len(_COLORS)]}m{text}\033[0m"
+        text = f"\033[{_COLORS[number % len(_COLORS)]}m{text}\033[0m"
     return f"{text} ".encode()
 
 

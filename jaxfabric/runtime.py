@@ -5,18 +5,15 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import importlib
-import logging
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from jaxfabric.config import Config, LauncherEnvironment, unknown_variables
+from jaxfabric.config import Config, LauncherEnvironment, warn_of_unknown_variables
 
 if TYPE_CHECKING:
     from jaxfabric import _ext
     from jaxfabric.bootstrap.membership import Membership
-
-logger = logging.getLogger("jaxfabric")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +135,7 @@ def initialize(
             _require_same(_session, job | settings)
             return
         config = Config.from_environment(None, **settings)  # type: ignore[arg-type]
-        for line in unknown_variables():
-            logger.warning("%s", line)
+        warn_of_unknown_variables()
         _session = _start(config, coordinator_address, num_processes, process_id)
 
 

@@ -32,9 +32,9 @@ class JobResult:
     seconds: float
     leftovers: list[str]
 
-    def lines_of(self, rank: int) -> list[str]:
-        """What the rank printed to stdout, without prefixes and without what Gloo says."""
-        prefix = f"[{rank}] "
+    def lines_of(self, process: int) -> list[str]:
+        """What a process printed to stdout, without prefixes and without what Gloo says."""
+        prefix = f"[{process}] "
         lines = [x.removeprefix(prefix) for x in self.stdout.splitlines() if x.startswith(prefix)]
         return [line for line in lines if not line.startswith("[Gloo]")]
 

@@ -1,8 +1,8 @@
 """How processes of a job find each other.
 
 jax._src.distributed.global_state and the coordination service's client and server, which have no
-public face that lets the launcher host the service or a rank connect as a recoverable client. Read
-in 0.10.2 and 0.12.0.1.
+public face that lets the launcher host the service or a process connect as a recoverable client.
+Read in 0.10.2 and 0.12.0.1.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from jaxfabric import _compat
 
 
 class CoordinationService:
-    """JAX's coordination service in a process that is no rank, so that any rank may die.
+    """JAX's coordination service outside of the job's processes, so that any of them may die.
 
     The port is taken at construction, so processes can be told before the service runs; clients
     retry until it does.
@@ -29,7 +29,7 @@ class CoordinationService:
 
     def start(self) -> None:
         """Starts answering. No JAX backend is started, JAX itself is not even imported."""
-        # A rank that dies is told by the launcher, in one line, not by the service in forty.
+        # A process that dies is told by the launcher, in one line, not by the service in forty.
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
         self._service = _compat.start_distributed_service(
             self.address, self._num_processes, self._heartbeat_timeout

@@ -52,6 +52,8 @@ def barrier(axis_name: AxisName, x: Any = None) -> Any:  # noqa: ANN401
 
     Raises:
         NameError: `axis_name` is not bound here.
+        TypeError: `axis_name` is an array, a dimension or something else that is no name.
+        ValueError: `axis_name` is empty, or names an axis twice.
         NotImplementedError: in a shard_map that leaves mesh axes to the compiler.
 
     Example:
@@ -64,10 +66,29 @@ def barrier(axis_name: AxisName, x: Any = None) -> Any:  # noqa: ANN401
         >>> jax.jit(f)(jnp.arange(4))
         Array([0, 1, 2, 3], dtype=int32)
     """
-    axes = as_axes(axis_name)
-    if not axes:
-        return x
+    axes = _checked(axis_name)
+    if isinstance(x, str):
+        raise TypeError(f"x={x!r}: use an array; several axes are a tuple, barrier(('i', 'j'), x)")
     if not jax.tree.leaves(x):
         _barrier.bind(jnp.zeros((), jnp.int32), axes, kind="effect")
         return x
     return jax.tree.map(partial(_barrier.bind, axes=axes), x)
+
+
+def _checked(axis_name: AxisName) -> Axes:
+    axes = as_axes(axis_name)
+    if not axes:
+        raise ValueError(
+            f"axis_name={axis_name!r}: a barrier needs at least one axis to wait along"
+        )
+    for axis in axes:
+        if isinstance(axis, (int, tuple)):
+            raise TypeError(f"axis_name={axis_name!r}: use the name of an axis or a tuple of names")
+        try:
+            jax.lax.axis_size(axis)
+        except NameError:
+            raise NameError(
+                f"axis_name={axis!r} is not bound here: use an axis of the enclosing jax.shard_map "
+                "or jax.vmap(..., axis_name=)"
+            ) from None
+    return axes

@@ -56,9 +56,10 @@ def for_jobs() -> list[Case]:
     return [Case(**row) for row in pairs.choose({**cases.FACTORS, **few}, supported)]
 
 
-def product() -> Iterator[Case]:
-    """Every case that works on the fabric."""
-    return (Case(**row) for row in pairs.product(cases.FACTORS, supported))
+def product(which: int, parts: int) -> Iterator[tuple[float, Case]]:
+    """Every case that works on the fabric, or a part, and how much of that has been looked at."""
+    rows, count = pairs.part(cases.FACTORS, which, parts)
+    return ((i / count, Case(**row)) for i, row in enumerate(rows, 1) if supported(row))
 
 
 def examples(rules: tuple[Rule, ...], among: Iterable[Case]) -> Iterator[tuple[Rule, Case]]:

@@ -25,8 +25,13 @@ What works, op by op: the verdicts that `tests/conformance` checks. Do not edit:
 `python tests/conformance/conformance_doc.py --write` makes this page from the rules in
 `capabilities.py` and `jax_capabilities.py` there, and a test fails when it is stale.
 
-    pytest tests/conformance                      a selection: all pairs, and some triples
-    pytest tests/conformance --full --part 1/500  a part of the full product, or all of it
+    pytest tests/conformance                                a selection: all pairs, and some triples
+    pytest tests/conformance -k test_product --part 1/5000  a part of the full product: 330 cases
+    pytest tests/conformance -k test_product --full         all of it: 1.6 million
+
+A part is drawn by a hash from the whole table: part 1/5000 is the same cases each time, has none of
+part 2/5000's, and all 5000 have every case. It begins within seconds and prints how far it is;
+`-k test_product` leaves out the selection.
 
 Each case is an op with a transformation, dtype, axes, mesh, groups, form and manual types. Every
 case that works is compared with numpy, with `jax.lax` where that has it (values, shapes, dtypes,

@@ -1,6 +1,8 @@
 """Eight virtual CPU devices, and the options that widen the suite."""
 
+import argparse
 import collections
+import re
 
 import jax
 import pytest
@@ -17,10 +19,17 @@ def pytest_addoption(parser):
     )
     group.addoption(
         "--part",
-        default="1/1",
+        type=_part,
         metavar="K/N",
-        help="with --full: only part K of N, every N-th batch of cases",
+        help="run part K of N of every valid case: the same part each time, from the whole table",
     )
+
+
+def _part(text):
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r}: use K/N with K from 1 to N, such as 1/5000")
+    return int(match[1]), int(match[2])
 
 
 _TALLY: collections.Counter[str] = collections.Counter()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 Row = dict[str, Any]
 Tuple_ = tuple[tuple[str, Any], ...]  # Some factors with a level each, in the order of the table.
@@ -30,6 +33,34 @@ def _completions(
 def product(factors: Mapping[str, Sequence[Any]], valid: Callable[[Row], bool]) -> Iterator[Row]:
     """Every valid row, lazily."""
     return _completions({}, factors, valid, lambda _, name: factors[name])
+
+
+def part(factors: Mapping[str, Sequence[Any]], which: int, parts: int) -> tuple[Iterator[Row], int]:
+    """Part `which` of 1 to `parts` of all rows, valid or not, and how many that are.
+
+    The parts have no row in common, together they have all, and each is spread over the whole
+    table, so that its beginning is, too. Nobody walks through the rows of the other parts: what
+    deals them out is a hash of the row's number.
+    """
+    counts = [len(levels) for levels in factors.values()]
+    mixed = _mix(np.arange(math.prod(counts), dtype=np.uint64))
+    numbers = np.flatnonzero(mixed % np.uint64(parts) == which - 1)
+    numbers = numbers[np.argsort(mixed[numbers])]
+    rows = (
+        {
+            name: levels[i]
+            for (name, levels), i in zip(factors.items(), np.unravel_index(n, counts), strict=True)
+        }
+        for n in numbers
+    )
+    return rows, len(numbers)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The last step of splitmix64: one to one, and every bit of `x` changes half of the others."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def choose(

@@ -49,22 +49,48 @@ def test_selection(batch, tally):
 
 
 @pytest.mark.timeout(0)
-def test_product(request, tally):
-    """All cases, for hours: `--full`, or a part of it with `--part K/N`."""
-    if not request.config.getoption("--full", default=False):
-        pytest.skip("only with --full")
-    part, parts = map(int, request.config.getoption("--part").split("/"))
+def test_product(request, tally, capfd):
+    """All cases, for days: `--full`; or a part of them, with `--part K/N`."""
+    part = request.config.getoption("--part", default=None)
+    if part is None and not request.config.getoption("--full", default=False):
+        pytest.skip("only with --full or --part K/N")
+    seen = 0.0
+
+    def drawn():
+        nonlocal seen
+        for seen, case in chosen.product(*(part or (1, 1))):  # noqa: B007
+            yield case
+
+    def say(line):
+        with capfd.disabled():
+            print(line, flush=True)
+
     failures = []
-    batches = runner.lazy_batches(chosen.product())
     ran = 0
-    for batch in itertools.islice(batches, part - 1, None, parts):
-        ran += len(batch)
+    for batch in runner.lazy_batches(drawn()):
         try:
             check(batch, tally)
         except runner.ConformanceError as error:
             failures.append(str(error))
-    assert ran
+            say(f"FAILED {error}")
+        ran += len(batch)
+        say(f"{ran} cases, {len(failures)} failures, {seen:.2%} of the part looked at")
+    assert ran, "no case of this part makes sense: take a larger one"
     assert not failures, "\n".join(failures)
+
+
+def test_parts_of_the_product_are_the_product():
+    factors = {"a": "xyz", "b": range(8), "c": (False, True)}
+    whole = sorted(map(str, pairs.product(factors, lambda row: True)))
+    for parts in (1, 2, 6, 100):
+        dealt = [list(pairs.part(factors, which, parts)[0]) for which in range(1, parts + 1)]
+        assert sorted(str(row) for rows in dealt for row in rows) == whole
+    # However many parts, each has all levels: a stride of an even number would not.
+    rows, count = pairs.part(cases.FACTORS, 7, 20000)
+    drawn = list(rows)
+    assert len(drawn) == count
+    for name, levels in cases.FACTORS.items():
+        assert {row[name] for row in drawn} == {*levels}
 
 
 def test_selection_has_every_pair_that_works():

@@ -91,12 +91,12 @@ def summary(result: support.JobResult) -> dict[str, Any]:
 
 
 def rank_of(said: dict[str, Any]) -> str:
-    """How an error refers to the first rank of the process that said something."""
-    return f"rank {said['rank']}"
+    """How an error names the first rank of the process that said something."""
+    return f"rank {said['rank']} (process {said['process']})"
 
 
 def name_of(said: dict[str, Any]) -> str:
-    """How an error introduces it."""
+    """How an error describes it."""
     return f"rank {said['rank']} (process {said['process']}, pid {said['pid']} on {HOST})"
 
 

@@ -47,8 +47,8 @@ def check_survivor(result, path, said_by, victim, killed):
     raised = faults.only(result.stdout, said_by, "raised")
     assert raised["type"] == "JaxRuntimeError", result.explain()
     assert raised["text"] == (
-        f"UNAVAILABLE: {faults.name_of(victim)} died ({faults.rank_of(raised)} was in "
-        f"psum float32[{1 << 20}] at {faults.line(path, 'psum')})"
+        f"UNAVAILABLE: {faults.name_of(victim)} died, while {faults.rank_of(raised)} was in "
+        f"psum float32[{1 << 20}] at {faults.line(path, 'psum')}"
     ), result.explain()
     if faults.events(result.stdout, said_by, "left"):
         faults.assert_clean(result, said_by)
@@ -58,7 +58,7 @@ def check_survivor(result, path, said_by, victim, killed):
 
 
 @pytest.mark.parametrize(("n", "victim"), [(2, 0), (2, 1), (4, 0), (4, 3)])
-def test_under_the_launcher_any_rank_may_die(tmp_path, n, victim):
+def test_under_the_launcher_any_process_may_die(tmp_path, n, victim):
     path = faults.script(tmp_path, LOOP)
     job = faults.launch(path, n, "shutdown" if n == 2 else "no shutdown")
     job.wait_for('"looping"', count=n)
@@ -71,18 +71,18 @@ def test_under_the_launcher_any_rank_may_die(tmp_path, n, victim):
     assert len(faults.events(result.stdout, min(survivors), "left")) == (n == 2)
     summary = faults.summary(result)
     assert summary["first_failure"] == victim
-    ends = [summary["ranks"][rank] for rank in survivors]
-    exits = [end["seconds"] - summary["ranks"][victim]["seconds"] for end in ends]
+    ends = [summary["processes"][rank] for rank in survivors]
+    exits = [end["seconds"] - summary["processes"][victim]["seconds"] for end in ends]
     for end, seconds in zip(ends, exits, strict=True):
         assert (end["exit_code"], end["signal"], end["ended_by_launcher"]) == (1, None, False)
         assert seconds < 5, result.explain()
     before, _, last_lines = result.stderr.partition("Its last lines:")
-    assert f"rank {victim} failed first: it was killed by SIGKILL" in before
+    assert f"process {victim} failed first: it was killed by SIGKILL" in before
     assert '"looping"' in last_lines, result.explain()
     faults.measured(f"n={n} victim={victim}", raised=max(raised), exited=max(exits))
 
 
-def test_without_the_launcher_a_rank_other_than_zero_may_die(tmp_path):
+def test_without_the_launcher_a_process_other_than_zero_may_die(tmp_path):
     path = faults.script(tmp_path, LOOP)
     with support.socket_on_free_port() as (reservation, port):
         reservation.close()

@@ -69,7 +69,7 @@ def test_error_after_the_deadline_says_where_the_rank_was_last_seen(tmp_path):
     assert 2 <= seconds < 3, result.explain()
     call = f"psum float32[64] at {faults.line(path, 'psum')}"
     for part in (
-        "DEADLINE_EXCEEDED: rank 0 waited 2",
+        "DEADLINE_EXCEEDED: rank 0 (process 0) waited 2",
         f"s in {call} for {faults.name_of(late)}, last seen in {call}, launch 2",
     ):
         assert part in raised["text"], result.explain()
@@ -114,7 +114,7 @@ def check_left(result, path, leaving, raised):
     seconds = raised["time"] - leaving["time"]
     assert f"{faults.name_of(leaving)} has left" in raised["text"], result.explain()
     call = f"psum float32[{1 << 16}] at {faults.line(path, 'psum')}"
-    assert f"rank 0 waits for it in {call}" in raised["text"], result.explain()
+    assert f"{faults.rank_of(raised)} waits for it in {call}" in raised["text"], result.explain()
     assert seconds < 2, result.explain()
     return seconds
 
@@ -130,10 +130,10 @@ def test_a_rank_that_leaves_while_another_waits(tmp_path, how, code):
     seconds = check_left(result, path, leaving, raised)
     summary = faults.summary(result)
     assert summary["first_failure"] == (0 if how == "return" else 1)
-    assert not any(one["ended_by_launcher"] for one in summary["ranks"])
+    assert not any(one["ended_by_launcher"] for one in summary["processes"])
     if how == "raise":
         assert "ValueError: unrelated" in result.stderr.partition("Its last lines:")[2]
-    ends = [one["seconds"] for one in summary["ranks"]]
+    ends = [one["seconds"] for one in summary["processes"]]
     faults.measured(f"leaves by {how}", raised=seconds, exited=ends[0] - ends[1])
     assert ends[0] - ends[1] < 5
 
@@ -225,7 +225,7 @@ def test_a_rank_stopped_while_its_peer_sets_up_many_collectives(tmp_path):
     stopped = faults.only(job.output(), 1, "compiled")
     faults.kill(stopped["pid"], signal.SIGSTOP)
     gate.write_text("go on")
-    job.wait_for("rank 0 has waited 2", stream=2)
+    job.wait_for("rank 0 (process 0) has waited 2", stream=2)
     faults.kill(stopped["pid"], signal.SIGCONT)
     result = job.finish(40)
     assert result.returncode == 0, result.explain()
@@ -241,7 +241,7 @@ def test_a_stop_shorter_than_the_deadline_changes_nothing(tmp_path, op):
     job.wait_for('"looping"', count=2)
     stopped = faults.only(job.output(), 1, "looping")
     faults.kill(stopped["pid"], signal.SIGSTOP)
-    job.wait_for("rank 0 has waited", stream=2)
+    job.wait_for("rank 0 (process 0) has waited", stream=2)
     job.wait_for(f"for {faults.name_of(stopped)}", stream=2)
     faults.kill(stopped["pid"], signal.SIGCONT)
     end.touch()
@@ -257,7 +257,7 @@ def test_a_rank_stopped_for_good_in_the_middle_of_reading(tmp_path):
     job.wait_for('"looping"', count=2)
     stopped = faults.only(job.output(), 1, "looping")
     since = faults.kill(stopped["pid"], signal.SIGSTOP)
-    job.wait_for("rank 0 (pid", stream=2)  # The launcher: rank 0 has ended.
+    job.wait_for("jaxfabric: process 0 (pid", stream=2)
     job.wait_for("exited with status 1", stream=2)
     faults.kill(stopped["pid"], signal.SIGCONT)
     result = job.finish(40)
@@ -270,7 +270,7 @@ def test_a_rank_stopped_for_good_in_the_middle_of_reading(tmp_path):
     assert faults.name_of(stopped) in raised["text"], result.explain()
     # Once it goes on it ends with the same error, or with what it saw itself: a rank that is gone.
     assert faults.only(result.stdout, 1, "raised")
-    assert faults.summary(result)["ranks"][1]["exit_code"] == 1, result.explain()
+    assert faults.summary(result)["processes"][1]["exit_code"] == 1, result.explain()
 
 
 CROWD = """

@@ -132,7 +132,7 @@ def test_kill_in_the_middle_of_an_exchange(tmp_path):
     assert f"{ranks} (process 1, pid {dying['pid']} on {faults.HOST}) died" in raised["text"]
     assert any(call in raised["text"] for call in calls(path)), result.explain()
     faults.assert_clean(result, 0)
-    survivor = faults.summary(result)["ranks"][0]
+    survivor = faults.summary(result)["processes"][0]
     assert (survivor["exit_code"], survivor["ended_by_launcher"]) == (1, False)
     faults.measured("killed while reading", raised=raised["time"] - killed)
     assert raised["time"] - killed < 2

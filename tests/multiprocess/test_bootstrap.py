@@ -85,7 +85,7 @@ LEAVING = """
 
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("how", ["kill", "raise"])
-def test_any_rank_may_die_under_the_launcher(tmp_path, how, victim):
+def test_any_process_may_die_under_the_launcher(tmp_path, how, victim):
     script = support.write_script(tmp_path, LEAVING)
     options = ("--json",)
     result = support.run_job(script, 3, how, str(victim), options=options, env=TESTS)
@@ -93,15 +93,15 @@ def test_any_rank_may_die_under_the_launcher(tmp_path, how, victim):
     assert not result.leftovers
     summary = json.loads(result.stdout.splitlines()[-1])
     assert summary["first_failure"] == victim
-    victim_end = summary["ranks"][victim]["seconds"]
+    victim_end = summary["processes"][victim]["seconds"]
     for rank in {0, 1, 2} - {victim}:
-        end = summary["ranks"][rank]
+        end = summary["processes"][rank]
         assert (end["exit_code"], end["signal"]) == (1, None), result.explain()
         assert end["seconds"] - victim_end < 5
 
 
 @pytest.mark.parametrize("how", ["jax", "initialize"])
-def test_a_rank_other_than_zero_may_die_where_rank_zero_hosts_the_service(tmp_path, how):
+def test_a_process_other_than_zero_may_die_where_process_zero_hosts_the_service(tmp_path, how):
     script = support.write_script(tmp_path, LEAVING)
     with support.socket_on_free_port() as (reservation, port):
         reservation.close()

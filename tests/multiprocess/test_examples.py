@@ -13,6 +13,11 @@ EXAMPLES = support.ROOT / "examples"
 README = (support.ROOT / "README.md").read_text()
 
 
+def blocks(page, language="python"):
+    """The code in a page."""
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
 def digits(n, devices=1):
     pytest.importorskip("sklearn")
     options = ("--devices-per-process", str(devices)) if devices > 1 else ()
@@ -68,18 +73,32 @@ def test_hello(n, devices):
 
 
 def test_the_code_of_the_readme(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (code,) = blocks(README)
     result = support.run_job(support.write_script(tmp_path, code), 2)
     assert result.returncode == 0, result.explain()
     assert result.lines_of(0) == result.lines_of(1) == ["[1. 3. 5. 7.]"]
 
 
+def test_an_exported_program_runs_in_other_processes(tmp_path):
+    pytest.importorskip(
+        "flatbuffers", reason="jax.export writes files with it: pip install '.[export]'"
+    )
+    page = (support.ROOT / "docs" / "switch.md").read_text()
+    for code, processes, said in zip(
+        blocks(page), (1, 2), ([], ["[ 4.  6.  8. 10.]"]), strict=True
+    ):
+        code = code.replace("step.bin", str(tmp_path / "step.bin"))
+        result = support.run_job(support.write_script(tmp_path, code), processes)
+        assert result.returncode == 0, result.explain()
+        assert [result.lines_of(process) for process in range(processes)] == [said] * processes
+
+
 def test_the_commands_of_the_readme_exist():
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    assert [block.count("\n") for block in blocks] == [1, 1]
-    for block in blocks:
+    commands = blocks(README, "sh")
+    assert [block.count("\n") for block in commands] == [1, 1]
+    for block in commands:
         assert block.startswith("python3 -m venv .venv && .venv/bin/pip install '.[")
-    assert "jaxfabric run -n 2 examples/digits_parallel.py" in blocks[0]
+    assert "jaxfabric run -n 2 examples/digits_parallel.py" in commands[0]
     help_text = subprocess.run(
         [sys.executable, "-P", "-m", "jaxfabric", "run", "--help"],
         capture_output=True,

@@ -147,7 +147,8 @@ with jaxfabric.enabled():
         try:
             y.block_until_ready()
         except Exception as error:
-            assert "has left and rank 0 waits for it in ppermute float32[1048576] at" in str(error)
+            waits = "has left and rank 0 (process 0) waits for it in ppermute float32[1048576] at"
+            assert waits in str(error)
             print("told")
     print("done", flush=True)
 """

@@ -1,7 +1,12 @@
 import dataclasses
+import inspect
+import re
 
 import pytest
+import support
 
+import jaxfabric
+from jaxfabric import config
 from jaxfabric.config import Config, ConfigError, LauncherEnvironment, unknown_variables
 
 
@@ -114,3 +119,26 @@ def test_broken_launcher_environment_is_an_error(changes):
     } | changes
     with pytest.raises(ConfigError, match=next(iter(changes))):
         LauncherEnvironment.from_environment(environ)
+
+
+def test_the_page_of_settings_is_what_the_code_says():
+    text = (support.ROOT / "docs" / "settings.md").read_text()
+    rows = [[cell.strip("` ") for cell in row.split("|")[1:-1]] for row in text.splitlines()]
+    rows = {row[0]: row[1:] for row in rows if len(row) == 6 and row[1].startswith("JAXFABRIC_")}
+    fields = dataclasses.fields(Config)
+    assert list(rows) == [field.name for field in fields]
+    for field in fields:
+        variable, unit, default, span, purpose = rows[field.name]
+        assert variable == f"JAXFABRIC_{field.name.upper()}"
+        assert unit or field.type == "str", field.name
+        assert purpose, field.name
+        assert getattr(Config.from_environment({variable: default}), field.name) == field.default
+        if field.type == "str":
+            assert span.split(", ") == list(config._LOG_LEVELS)
+            continue
+        ends = [config._parse(field, variable, end) for end in span.split(" to ")]
+        assert ends == [field.metadata["minimum"], field.metadata["maximum"]], field.name
+    # And no other variable, on the page or in the code.
+    known = {row[0] for row in rows.values()} | {*config.LAUNCHER_VARIABLES, config.SWITCH_VARIABLE}
+    assert {*re.findall(r"JAXFABRIC_[A-Z_]+", text)} == known
+    assert rows.keys() < inspect.signature(jaxfabric.initialize).parameters.keys()

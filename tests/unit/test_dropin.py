@@ -268,7 +268,9 @@ def test_axes_left_to_the_compiler_are_left_to_xla():
         assert calls(f, x) == 0
     entry = [e for e in jaxfabric.report().entries if e.program == "partly"][-1]
     assert entry.runner == _report.XLA
-    assert entry.reason == "the axes ['i'] of its mesh are left to the compiler"
+    assert entry.reason == (
+        "the axes ['i'] of its mesh are left to the compiler; try jaxfabric.enable(\"hlo\")"
+    )
 
 
 @pytest.mark.parametrize("knows_devices", [False, True])

@@ -32,18 +32,18 @@ def run(code: str, n: int = 2, **options):
     return summary, out.getvalue().decode(), err.getvalue().decode()
 
 
-RANK = "import os, sys, time, signal; rank = int(os.environ['JAXFABRIC_PROCESS_ID']); "
+START = "import os, sys, time, signal; process = int(os.environ['JAXFABRIC_PROCESS_ID']); "
 
 
 def test_success_and_prefixes():
-    summary, out, err = run(RANK + "print('hello'); print('from', rank, file=sys.stderr)")
+    summary, out, err = run(START + "print('hello'); print('from', process, file=sys.stderr)")
     assert summary.exit_code == 0
     assert summary.first_failure is None
     assert sorted(out.splitlines()) == ["[0] hello", "[1] hello"]
     assert sorted(err.splitlines()) == ["[0] from 0", "[1] from 1"]
 
 
-def test_environment_of_the_ranks():
+def test_environment_of_the_processes():
     code = "import os; print(sorted(k for k in os.environ if k.startswith(('JAXFABRIC', 'JAX_N'))))"
     _, out, _ = run(code, n=2, devices_per_process=3)
     assert out.count("JAX_NUM_CPU_DEVICES") == 2
@@ -61,35 +61,40 @@ def test_python_files_are_run_by_this_python(tmp_path):
 
 
 def test_exit_code_of_the_first_failure_and_its_last_lines():
-    code = RANK + (
-        "print('before', rank, flush=True)\n"
-        "if rank == 1: print('the reason', file=sys.stderr); sys.exit(7)\n"
+    code = START + (
+        "print('before', process, flush=True)\n"
+        "if process == 1: print('the reason', file=sys.stderr); sys.exit(7)\n"
         "signal.sigwait([signal.SIGTERM])\n"
     )
-    code = code.replace("rank = int", "signal.pthread_sigmask(0, [signal.SIGTERM]); rank = int")
+    code = code.replace(
+        "process = int", "signal.pthread_sigmask(0, [signal.SIGTERM]); process = int"
+    )
     summary, _, err = run(code, n=3, grace=0.2)
     assert summary.exit_code == 7
     assert summary.first_failure == 1
-    assert "rank 1 failed first: it exited with status 7" in err
+    assert "process 1 failed first: it exited with status 7" in err
     assert err.index("failed first") < err.rindex("    the reason")
-    assert [r.ended_by_launcher for r in summary.ranks] == [True, False, True]
-    assert summary.ranks[1].last_lines == ("before 1", "the reason")
+    assert [r.ended_by_launcher for r in summary.processes] == [True, False, True]
+    assert summary.processes[1].last_lines == ("before 1", "the reason")
 
 
-def test_killed_rank_gives_128_plus_signal():
-    code = RANK + "rank == 1 and os.kill(os.getpid(), signal.SIGKILL); rank == 0 and sys.exit(0)"
+def test_a_killed_process_gives_128_plus_signal():
+    code = (
+        START
+        + "process == 1 and os.kill(os.getpid(), signal.SIGKILL); process == 0 and sys.exit(0)"
+    )
     summary, _, err = run(code)
     assert summary.exit_code == 128 + signal.SIGKILL
-    assert summary.ranks[1].signal == "SIGKILL"
-    assert "rank 1" in err
+    assert summary.processes[1].signal == "SIGKILL"
+    assert "process 1" in err
     assert "was killed by SIGKILL" in err
 
 
 def test_grace_lets_the_others_report(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    code = RANK + (
-        f"\npipe = open({str(tmp_path / 'pipe')!r}, 'rw'[rank == 0])\n"
-        "if rank == 0: pipe.write(str(os.getpid())); sys.exit(3)\n"
+    code = START + (
+        f"\npipe = open({str(tmp_path / 'pipe')!r}, 'rw'[process == 0])\n"
+        "if process == 0: pipe.write(str(os.getpid())); sys.exit(3)\n"
         "import select; other = os.pidfd_open(int(pipe.read())); select.select([other], [], [])\n"
         "print('noticed it', file=sys.stderr); sys.exit(1)\n"
     )
@@ -97,26 +102,26 @@ def test_grace_lets_the_others_report(tmp_path):
     assert summary.exit_code == 3
     assert summary.seconds < 10
     assert "[1] noticed it" in err
-    assert not summary.ranks[1].ended_by_launcher
+    assert not summary.processes[1].ended_by_launcher
 
 
-def test_a_rank_that_ignores_sigterm_is_killed(monkeypatch, tmp_path):
+def test_a_process_that_ignores_sigterm_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "_TERM_SECONDS", 0.2)
     os.mkfifo(tmp_path / "pipe")
-    code = RANK + (
-        "\nif rank == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"pipe = open({str(tmp_path / 'pipe')!r}, 'rw'[rank == 0])\n"
-        "if rank == 1: sys.exit(2)\n"
+    code = START + (
+        "\nif process == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pipe = open({str(tmp_path / 'pipe')!r}, 'rw'[process == 0])\n"
+        "if process == 1: sys.exit(2)\n"
         "while True: signal.pause()\n"
     )
     summary, _, err = run(code, grace=0.2)
     assert summary.exit_code == 2
-    assert summary.ranks[0].exit_code == 137
-    assert "ending rank(s) 0 with SIGTERM" in err
-    assert "ending rank(s) 0 with SIGKILL" in err
+    assert summary.processes[0].exit_code == 137
+    assert "ending process(es) 0 with SIGTERM" in err
+    assert "ending process(es) 0 with SIGKILL" in err
 
 
-def test_what_a_rank_leaves_behind_is_ended():
+def test_what_a_process_leaves_behind_is_ended():
     code = (
         "import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', "
         "'import signal; signal.pause()']); print(p.pid)"
@@ -131,7 +136,7 @@ def test_what_a_rank_leaves_behind_is_ended():
         return
     import select
 
-    assert select.select([handle], [], [], 10)[0], "the rank's own child lives on"
+    assert select.select([handle], [], [], 10)[0], "the process's own child lives on"
     os.close(handle)
 
 
@@ -148,7 +153,7 @@ def test_output_is_cut_into_lines_whatever_its_chunks():
     assert lines[-1] == "[0] \u00e9 no end"
     assert sum(line.count("x") for line in lines) == 200000
     assert all(line.startswith("[0] ") for line in lines)
-    assert summary.ranks[0].last_lines[:3] == ("ab", "c", "")
+    assert summary.processes[0].last_lines[:3] == ("ab", "c", "")
 
 
 def test_program_that_does_not_exist(capsys):
@@ -184,7 +189,7 @@ def test_json_summary():
     assert result.returncode == 4
     summary = json.loads(result.stdout.splitlines()[-1])
     assert summary["exit_code"] == 4
-    assert summary["ranks"][0]["last_lines"] == ["hi"]
+    assert summary["processes"][0]["last_lines"] == ["hi"]
 
 
 WAITING = """
@@ -214,7 +219,7 @@ def test_signals_are_passed_on(tmp_path):
     assert not result.leftovers
 
 
-def test_sigterm_gives_the_ranks_status(tmp_path):
+def test_sigterm_gives_the_status_of_the_process(tmp_path):
     script = support.write_script(tmp_path, WAITING)
     job = support.Job(support.launcher(1, str(script)))
     job.wait_for("ready")
@@ -243,7 +248,7 @@ def test_second_interrupt_kills(tmp_path):
     assert job.finish(30).returncode == 137
 
 
-def test_ranks_die_with_a_killed_launcher(tmp_path):
+def test_processes_die_with_a_killed_launcher(tmp_path):
     script = support.write_script(tmp_path, WAITING)
     job = support.Job(support.launcher(2, str(script)))
     job.wait_for("ready", count=2)

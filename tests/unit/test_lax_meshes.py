@@ -111,6 +111,30 @@ def test_partial_manual_barrier_is_a_clear_error():
         jax.jit(f)(np.zeros((8, 4), np.float32))
 
 
+ORDER = r"axis_name=.*Tracer.*: use the name of an axis .*psum\(x, .*barrier\("
+MISTAKES = {
+    "the array first": (lambda v: lax.barrier(v, "i"), TypeError, ORDER),
+    "the array alone": (lambda v: lax.barrier(v), TypeError, ORDER),
+    "psum, the name first": (lambda v: lax.psum("i", v), TypeError, ORDER),
+    "all_gather, the name first": (lambda v: lax.all_gather("i", v), TypeError, ORDER),
+    "two names": (lambda v: lax.barrier("i", "j"), TypeError, r"x='j': use an array; .*tuple"),
+    "unknown": (lambda v: lax.barrier("k", v), NameError, r"axis_name='k' is not bound.*shard_map"),
+    "one unknown": (lambda v: lax.barrier(("i", "k")), NameError, r"axis_name='k' is not bound"),
+    "nothing": (lambda v: lax.barrier(None), NameError, r"axis_name=None is not bound"),
+    "empty": (lambda v: lax.barrier((), v), ValueError, r"axis_name=\(\): .*at least one axis"),
+    "twice": (lambda v: lax.barrier(("i", "i"), v), ValueError, r"'i'\): name each axis once"),
+    "a dimension": (lambda v: lax.barrier(0, v), TypeError, r"axis_name=0: use the name"),
+    "nested": (lambda v: lax.barrier((("i",), "j"), v), TypeError, r"'j'\): use the name"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_is_no_axis_is_named_with_the_remedy(mistake):
+    f, error, text = MISTAKES[mistake]
+    with pytest.raises(error, match=text):
+        jax.jit(model.per_rank(f, model.grid(GRID))).trace(np.zeros((8, 4), np.float32))
+
+
 @pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
 def test_nested_shard_maps(check_vma):
     mesh = model.grid(GRID)

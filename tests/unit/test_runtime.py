@@ -6,7 +6,7 @@ import fake_core
 import pytest
 
 import jaxfabric
-from jaxfabric import _ext, _import_check, runtime
+from jaxfabric import _ext, _import_check, _plugin, config, runtime
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,6 +33,19 @@ def core(monkeypatch):
     fake_core.FakeFabric.instances = []
     yield calls
     runtime.shutdown()
+
+
+@pytest.mark.parametrize(("process", "count"), [(None, 1), ("0", 1), ("1", 0)])
+def test_a_misspelt_variable_is_one_warning_in_a_job(core, monkeypatch, caplog, process, count):
+    config.warn_of_unknown_variables.cache_clear()
+    monkeypatch.setenv("JAXFABRIC_ENABEL", "hlo")
+    if process is not None:
+        monkeypatch.setenv("JAXFABRIC_PROCESS_ID", process)
+    _plugin.initialize()  # JAX's backend starts, in a program that may know of no jaxfabric.
+    assert len(caplog.messages) == count
+    jaxfabric.initialize()
+    told = "JAXFABRIC_ENABEL is not a setting: did you mean JAXFABRIC_ENABLE?"
+    assert caplog.messages == [told] * count
 
 
 def test_one_process_needs_no_arguments(core):
@@ -179,6 +192,10 @@ def test_ffi_version_of_the_installed_jaxlib(tmp_path):
     assert _import_check.runtime_ffi_version(tmp_path) is None
 
 
-def test_importing_jaxfabric_imports_no_jax():
-    code = "import sys, jaxfabric; assert 'jax' not in sys.modules and 'jaxlib' not in sys.modules"
+def test_importing_jaxfabric_and_listing_its_names_imports_no_jax():
+    code = (
+        "import sys, jaxfabric; assert {*jaxfabric.__all__} <= {*dir(jaxfabric)}; "
+        "assert 'jax' not in sys.modules and 'jaxlib' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert all(hasattr(jaxfabric, name) for name in dir(jaxfabric))

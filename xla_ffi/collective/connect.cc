@@ -71,8 +71,10 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
     ranks += address.ranks.size();
     names.push_back(address.name);
     for (int64_t rank : address.ranks) {
-      if (!process_of_.emplace(rank, static_cast<int>(process)).second) {
-        return Status(Code::kInvalidArgument, StrCat("rank ", rank, " belongs to two processes"));
+      const auto [owner, added] = process_of_.emplace(rank, static_cast<int>(process));
+      if (!added) {
+        return Status(Code::kInvalidArgument, StrCat("rank ", rank, " belongs to process ",
+                                                     owner->second, " and to process ", process));
       }
     }
     if (address.host_id != host_id_) {

@@ -185,9 +185,15 @@ int Fabric::LocalIndex(int64_t rank) const {
   return static_cast<int>(found - local_ranks_.begin());
 }
 
-std::string Fabric::DescribeRank(int64_t rank) const {
+std::string Fabric::NameRank(int64_t rank) const {
   const auto found = process_of_.find(rank);
   if (found == process_of_.end()) return StrCat("rank ", rank, " (of no known process)");
+  return StrCat("rank ", rank, " (process ", found->second, ")");
+}
+
+std::string Fabric::DescribeRank(int64_t rank) const {
+  const auto found = process_of_.find(rank);
+  if (found == process_of_.end()) return NameRank(rank);
   const Peer& peer = peers_[static_cast<size_t>(found->second)];
   return StrCat("rank ", rank, " (process ", found->second, ", pid ", peer.pid, " on ", peer.host,
                 ")");

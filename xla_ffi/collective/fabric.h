@@ -89,6 +89,9 @@ class Fabric {
   std::byte* window() const { return window_.data(); }
   Topology topology(bool one_process) const { return {one_process, process_reads_}; }
   const Directory& directory() const { return directory_; }
+  // "rank 2049 (process 1)"
+  std::string NameRank(int64_t rank) const;
+  // "rank 2049 (process 1, pid 4242 on host)"
   std::string DescribeRank(int64_t rank) const;
   Status HeaderMismatch(const Participant& participant, int peer) const;
   // An execution has failed for a reason of its own: its peers cannot finish theirs.

@@ -1,6 +1,8 @@
 // Failure: how one process learns of it, and what every rank is told.
 #include <algorithm>
 #include <set>
+#include <string_view>
+#include <utility>
 
 #include "base/log.h"
 #include "collective/fabric.h"
@@ -8,12 +10,11 @@
 namespace jaxfabric {
 
 Status Fabric::HeaderMismatch(const Participant& participant, int peer) const {
-  return Status(Code::kFailedPrecondition,
-                StrCat("ranks disagree: ", participant.DescribeCall(), " on rank ",
-                       participant.rank(), ", ", directory_.Describe(participant.key()),
-                       " with another type, size or "
-                       "reduction on ",
-                       participant.DescribePeer(peer)));
+  return Status(
+      Code::kFailedPrecondition,
+      StrCat("ranks disagree: ", participant.DescribeCall(), " on ", NameRank(participant.rank()),
+             ", ", directory_.Describe(participant.key()),
+             " with another type, size or reduction on ", participant.DescribePeer(peer)));
 }
 
 std::optional<int64_t> Fabric::RankAt(const Participant& participant, int position) const {
@@ -68,28 +69,35 @@ std::string Fabric::DescribeLate(Op& op) const {
                                            : " for executions of it that entered earlier";
   }
   constexpr size_t kDescribed = 8;
+  constexpr const char* kDisagree = "; the ranks disagree about what comes next";
   std::string text;
+  bool disagree = false;
+  bool unknown = false;
   for (size_t i = 0; i < late.size() && i < kDescribed; ++i) {
     const auto rank = RankAt(participant, late[i]);
     text += StrCat(i == 0 ? " for " : "; ", participant.DescribePeer(late[i]));
     if (!rank) {
-      text += Elsewhere(participant);
+      unknown = true;
       continue;
     }
     text += StrCat(", last seen ", LastSeenAt(*rank));
     const std::string report = StuckReport(*rank, op);
     if (!report.empty()) {
-      text += StrCat("; it waits for rank ", participant.rank(), " in ", report,
-                     ": the ranks disagree about what comes next");
+      text += StrCat("; it waits for rank ", participant.rank(), " in ", report);
+      disagree = true;
     }
   }
   if (late.size() > kDescribed) text += StrCat("; and ", late.size() - kDescribed, " more");
+  // Any of the others may be any of those positions: what they do is said once, after all of them.
+  const std::string elsewhere = unknown ? Elsewhere(participant) : "";
+  text += elsewhere;
+  if (disagree || !elsewhere.empty()) text += kDisagree;
   return text;
 }
 
 Status Fabric::DeadlineError(Op& op, double seconds) {
   Participant& participant = op.participant();
-  const std::string text = StrCat("rank ", participant.rank(), " waited ", seconds, " s in ",
+  const std::string text = StrCat(NameRank(participant.rank()), " waited ", seconds, " s in ",
                                   participant.DescribeCall());
   return Status(NeedsCell(op) ? Code::kResourceExhausted : Code::kDeadlineExceeded,
                 text + DescribeLate(op));
@@ -104,9 +112,9 @@ std::optional<Status> Fabric::FindMismatch(const Participant& participant, int64
     if (stuck.waiting_rank != late || stuck.late_rank != participant.rank()) continue;
     if (stuck.received < expired || stuck.place == 0) continue;
     if (stuck.place != participant.spec().place || stuck.site == participant.spec().site) continue;
-    return Status(Code::kFailedPrecondition,
-                  StrCat("ranks disagree: ", participant.DescribeCall(), " on rank ",
-                         participant.rank(), ", ", stuck.call, " on ", DescribeRank(late)));
+    return Status(Code::kFailedPrecondition, StrCat("ranks disagree: ", participant.DescribeCall(),
+                                                    " on ", NameRank(participant.rank()), ", ",
+                                                    stuck.call, " on ", DescribeRank(late)));
   }
   return std::nullopt;
 }
@@ -132,13 +140,16 @@ std::string Fabric::Elsewhere(const Participant& participant) const {
   std::lock_guard lock(mutex_);
   const auto expired = Clock::now() - 2 * ReportInterval();
   std::string text;
+  // A rank reports one wait to each rank that it misses.
+  std::set<std::pair<int64_t, std::string_view>> said;
   for (const Stuck& stuck : stuck_) {
     if (stuck.waiting_rank == participant.rank() || stuck.key == participant.key()) continue;
     if (stuck.late_rank >= 0 && stuck.late_rank != participant.rank()) continue;
     if (stuck.received < expired) continue;
+    if (!said.emplace(stuck.waiting_rank, stuck.call).second) continue;
     text += StrCat("; meanwhile ", DescribeRank(stuck.waiting_rank), " waits in ", stuck.call);
   }
-  return text.empty() ? text : text + ": the ranks disagree about what comes next";
+  return text;
 }
 
 void Fabric::Poison(const Status& status, bool tell_peers) {

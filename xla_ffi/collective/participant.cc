@@ -108,8 +108,8 @@ std::string Participant::DescribeCall() const {
 }
 
 Status Participant::WithCaller(const Status& cause) const {
-  return Status(cause.code(),
-                StrCat(cause.message(), " (rank ", rank_, " was in ", DescribeCall(), ")"));
+  return Status(cause.code(), StrCat(cause.message(), ", while ", fabric_.NameRank(rank_),
+                                     " was in ", DescribeCall()));
 }
 
 std::string Participant::DescribePeer(int position) const {

@@ -157,7 +157,8 @@ bool Fabric::FailIfLeft(Op& op) {
       StrCat(participant.DescribePeer(left.front()),
              RankAt(participant, left.front()) ? " has left"
                                                : " will not come: every other process has left,",
-             " and rank ", participant.rank(), " waits for it in ", participant.DescribeCall()));
+             " and ", NameRank(participant.rank()), " waits for it in ",
+             participant.DescribeCall()));
   Poison(status, true);
   op.Fail(status);
   return true;
@@ -203,7 +204,7 @@ void Fabric::CheckWait(Op& op, Clock::time_point now) {
   }
   if (waited >= options_.warn_after && !op.warned) {
     op.warned = true;
-    Log(LogLevel::kWarning, StrCat("rank ", participant.rank(), " has waited ", waited, " s in ",
+    Log(LogLevel::kWarning, StrCat(NameRank(participant.rank()), " has waited ", waited, " s in ",
                                    participant.DescribeCall(), DescribeLate(op)));
   }
   if (waited >= options_.deadline) {

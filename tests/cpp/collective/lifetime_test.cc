@@ -184,6 +184,10 @@ TEST_P(LifetimeTest, ARankThatNeverComesIsNamedAtTheDeadline) {
     if (status.ToString().find(late) == std::string::npos) {
       failures += late + "is not named: " + Text(status);
     }
+    // Who waits is named with its process, too.
+    if (status.ToString().find(") waited 0.3") == std::string::npos) {
+      failures += "no process of who waits: " + Text(status);
+    }
     return failures;
   }),
             "");
@@ -218,6 +222,42 @@ TEST_P(LifetimeTest, OnlyTheRankThatStopsInTheMiddleIsNamedAtTheDeadline) {
         << problem.Describe();
     stopped.GiveUp(*partly);
   }
+}
+
+size_t Count(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// Which of the others has a position is not known: what each of them does is told once.
+TEST(MeshPositionTest, WhatTheOthersDoIsToldOnceAtTheDeadline) {
+  const Shape shape{2, 2};
+  Options options = TestOptions();
+  options.deadline = 1;
+  options.mismatch_after = 0.05;
+  World world(shape, options);
+  for (int process = 0; process < shape.processes; ++process) {
+    for (OpKind kind : {OpKind::kAllReduce, OpKind::kAllGather}) {
+      world.ranks(process).AddByPosition(AllReduce(shape.size(), 500, kind));
+    }
+  }
+  EXPECT_EQ(world.OnEveryRank([&](LocalRanks& ranks, int local) -> std::string {
+    const auto call = static_cast<size_t>(ranks.fabric().process());
+    const Status status = ranks.Check(call, local, 0, *ranks.Enter(call, local, 0));
+    const std::string text = status.ToString();
+    std::string failures;
+    for (int64_t rank : shape.Ids()) {
+      if (Count(text, "meanwhile rank " + std::to_string(rank) + " (process ") > 1) {
+        failures += "rank " + std::to_string(rank) + " is told of again; ";
+      }
+    }
+    if (Count(text, "mesh position") != 2) failures += "not two positions; ";
+    if (Count(text, "meanwhile") == 0) failures += "no news of the others; ";
+    if (Count(text, "disagree") != 1) failures += "disagrees more than once, or never; ";
+    return failures.empty() ? "" : failures + Text(status);
+  }),
+            "");
 }
 
 // A root that needs nobody runs ahead until it has no slot left.

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "memory/copy.h"
@@ -116,6 +117,13 @@ size_t LocalRanks::Add(const Problem& problem) {
 size_t LocalRanks::AddUnequal(const Problem& attributes,
                               const std::function<Problem(int)>& problem) {
   return AddCall(attributes.Spec(shape_.Ids(), 1000 + calls_.size()), 0, problem);
+}
+
+size_t LocalRanks::AddByPosition(const Problem& problem) {
+  CallSpec spec = problem.Spec(shape_.Ids(), 1000 + calls_.size());
+  spec.by_position = true;
+  std::iota(spec.groups[0].begin(), spec.groups[0].end(), 0);
+  return AddCall(spec, 0, [&](int) { return problem; });
 }
 
 size_t LocalRanks::AddDuplicate(size_t call, uint32_t duplicate) {

@@ -41,6 +41,8 @@ class LocalRanks {
 
   // Adds one call instance for each local rank. Sites are numbered in this order.
   size_t Add(const Problem& problem);
+  // The same, of a program that names positions in a mesh instead of ranks.
+  size_t AddByPosition(const Problem& problem);
   // The instance of another instruction with the same attributes as `call`.
   size_t AddDuplicate(size_t call, uint32_t duplicate);
   // Equal attributes on every rank, but buffers as problem(position) wants them.
