@@ -83,7 +83,8 @@ def call_fabric(
     if not exports:
         runtime.ensure_ready()
     module, ordinal = note(ctx, name, _report.FABRIC, call=label)
-    number = site_hash(module, ordinal, name, label, members, *site)
+    # The types tell programs of one name apart that threads compile in any order.
+    number = site_hash(module, ordinal, _compat.parameter_types(ctx), name, label, members, *site)
     _ext.register_site(number, _compat.user_source(ctx))
     operands, avals = [*operands], [*ctx.avals_in]
     if by_position:

@@ -24,7 +24,7 @@ def watch_compilations(
         end: called after it with what `begin` returned, the executable's fingerprint (None: it
             failed, or there is none) and, if it spans processes, the ids of its devices in order.
     """
-    from jax._src import compiler
+    from jax._src import compiler, traceback_util
 
     compile_or_get_cached = getattr(compiler, "compile_or_get_cached", None)
     if compile_or_get_cached is None:
@@ -46,3 +46,5 @@ def watch_compilations(
             end(begun, fingerprint, ids)
 
     compiler.compile_or_get_cached = watched
+    # What a compilation fails with is not about jaxfabric.
+    traceback_util.register_exclusion(__file__)

@@ -139,6 +139,17 @@ def next_ordinal(ctx: Any) -> tuple[str, int]:  # noqa: ANN401
     return ir.StringAttr(name).value, ordinal
 
 
+def parameter_types(ctx: Any) -> str:  # noqa: ANN401
+    """The types of the arrays that the program being lowered takes."""
+    store = ctx.module_context.cached_primitive_lowerings
+    if "jaxfabric types" not in store:
+        symbols = ctx.module_context.symbol_table
+        inputs = map(str, symbols["main"].type.inputs) if "main" in symbols else ()
+        # Others are tokens, of effects that one process alone may have.
+        store["jaxfabric types"] = ",".join(x for x in inputs if x.startswith("tensor<"))
+    return store["jaxfabric types"]
+
+
 def user_source(ctx: Any) -> str:  # noqa: ANN401
     """ "train.py:42": the innermost frame of the operation outside of JAX and jaxfabric."""
     from jax._src import source_info_util

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from jaxfabric.hlo.wire import BYTES, Field, Message, fields
 
 # Field numbers of xla/service/hlo.proto and xla/xla_data.proto.
-MODULE_NAME, MODULE_COMPUTATIONS = 1, 3
+MODULE_NAME, MODULE_COMPUTATIONS, MODULE_SHAPE = 1, 3, 4
+SHAPE_PARAMETERS = 1
 MODULE_ALIASES, MODULE_DEVICE_ASSIGNMENT, MODULE_STACK_FRAMES = 8, 15, 17
 COMPUTATION_NAME, COMPUTATION_INSTRUCTIONS, COMPUTATION_ID, COMPUTATION_ROOT = 1, 2, 5, 6
 NAME, OPCODE, METADATA, ID = 1, 2, 7, 35
@@ -37,6 +38,7 @@ class Module:
 
     Attributes:
         name: the module's name.
+        parameters: the types of its parameters, encoded.
         computations: its computations, each with its instructions still encoded.
     """
 
@@ -44,6 +46,7 @@ class Module:
         self._data = data
         self._message = Message(data)
         self.name = self._message.text(MODULE_NAME)
+        self.parameters = Message(self._message.bytes_of(MODULE_SHAPE)).all(SHAPE_PARAMETERS)
         self.computations = [Computation(c) for c in self._message.messages(MODULE_COMPUTATIONS)]
         self._by_id = {c.id: c for c in self.computations}
 

@@ -243,7 +243,7 @@ class _Transformation:
             place = "hlo", self._module.name, call.ordinal, len(call.sites)
             attributes = {**what, **more, "by_position": int(ids is None)}
             attributes |= {"label": label, "place": site_hash(*place)}
-            site = site_hash(*place, sorted(attributes.items()))
+            site = site_hash(*place, self._module.parameters, sorted(attributes.items()))
             call.sites.append(site)
             return {**attributes, "site": site}
 

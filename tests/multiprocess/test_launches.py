@@ -175,3 +175,26 @@ def test_equal_programs_in_turn_of_which_one_rank_found_the_second_in_the_cache(
     env = {"JAX_ENABLE_COMPILATION_CACHE": "true", "JAXFABRIC_DEADLINE": "10"}
     result = run(tmp_path, IN_TURN, processes, devices, arguments=[tmp_path / "cache"], env=env)
     succeeds(result)
+
+
+MADE_AGAIN = """
+import gc
+x = array(lambda rank: np.full(3, rank + 1.0, np.float32))
+total = n * (n + 1) / 2
+kept, results = [], []
+for turn in range(9):
+    f = spread(lambda v: lax.psum(v, "i"))
+    results += [f(x) for _ in range(turn % 3 + 1)]
+    if (turn + process) % 3 == 0:
+        kept.append(f)
+    if (turn + process) % 5 == 0:
+        kept.clear()
+        gc.collect()
+for result in results:
+    same(result, lambda rank: np.full(3, total, np.float32))
+"""
+
+
+def test_equal_programs_that_live_longer_on_one_rank_than_on_another(tmp_path):
+    """Some are let go while they run, some are kept: each rank does it at moments of its own."""
+    succeeds(run(tmp_path, MADE_AGAIN))

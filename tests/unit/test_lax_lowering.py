@@ -86,6 +86,17 @@ def test_sites_are_distinct_and_the_same_in_every_lowering():
     assert first == again
 
 
+def test_sites_tell_programs_of_one_name_apart_by_their_parameters():
+    """Threads may compile a function for several lengths in another order on each rank."""
+    shapes = (8, 4), (16, 4)
+    (a,), (b,) = (
+        custom_calls(lowered(lambda x: lax.psum(x.sum(0), "j"), x=np.zeros(shape, np.float32)))
+        for shape in shapes
+    )
+    assert (a["label"], a["place"]) == (b["label"], b["place"])
+    assert a["site"] != b["site"]
+
+
 def test_no_line_and_no_path_in_attributes():
     for call in custom_calls(lowered(lambda x: lax.all_gather(x, "j"))):
         assert not [v for v in call.values() if isinstance(v, str) and (".py" in v or "/" in v)]

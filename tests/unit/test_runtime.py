@@ -144,6 +144,15 @@ def test_memory_that_cannot_be_had_is_an_error():
         _ext.Fabric(0, 1, [0], options)
 
 
+def test_a_program_that_cannot_be_compiled_does_not_lead_into_jaxfabric():
+    import jax
+
+    jaxfabric.initialize()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="nobody_registered_it") as caught:
+        jax.jit(lambda x: jax.ffi.ffi_call("nobody_registered_it", x)(x))(jax.numpy.zeros(2))
+    assert [entry.path for entry in caught.traceback if "_compat" in str(entry.path)] == []
+
+
 def test_incomplete_description_of_the_job(core):
     with pytest.raises(ValueError, match="belong together"):
         jaxfabric.initialize("127.0.0.1:1", 2)

@@ -29,34 +29,40 @@ uint64_t NextNumber() {
 LaunchClock::LaunchClock() : number_(NextNumber()) {}
 
 void LaunchClock::AddExecutable(const Executable& executable) {
-  std::lock_guard lock(mutex_);
-  executables_.push_back(executable);
+  executables_.push_back(std::make_unique<Executable>(executable));
+  // Relaxed: only this thread writes it.
+  executables_.back()->next = first_.load(std::memory_order_relaxed);
+  // Release: who finds it reads it.
+  first_.store(executables_.back().get(), std::memory_order_release);
 }
 
-bool LaunchClock::HasExecutable(uint32_t first_run_id) const {
-  std::lock_guard lock(mutex_);
-  return std::ranges::find(executables_, first_run_id, &Executable::first_run_id) !=
-         executables_.end();
+bool LaunchClock::HasExecutable(uint32_t hash) const {
+  const Executable* executable = first_.load(std::memory_order_acquire);
+  while (executable && executable->hash != hash) executable = executable->next;
+  return executable != nullptr;
 }
 
-std::optional<LaunchClock::Executable> LaunchClock::ExecutableOf(int64_t run_id) const {
-  const auto launches = [run_id](const Executable& executable) {
-    return static_cast<uint32_t>(run_id) - executable.first_run_id;
-  };
-  std::lock_guard lock(mutex_);
-  const auto nearest = std::ranges::min_element(executables_, {}, launches);
-  if (nearest == executables_.end() || launches(*nearest) > kSameExecutable) return std::nullopt;
-  return *nearest;
+const LaunchClock::Executable* LaunchClock::ExecutableOf(int64_t run_id) const {
+  const Executable* nearest = nullptr;
+  uint32_t least = kSameExecutable;
+  const Executable* executable = first_.load(std::memory_order_acquire);
+  for (; executable; executable = executable->next) {
+    const uint32_t launches = static_cast<uint32_t>(run_id) - executable->hash;
+    if (launches > least) continue;
+    least = launches;
+    nearest = executable;
+  }
+  return nearest;
 }
 
 std::optional<uint32_t> LaunchClock::FirstRunId(int64_t run_id, uint64_t fabric_serial) const {
-  const auto executable = ExecutableOf(run_id);
+  const Executable* executable = ExecutableOf(run_id);
   if (fabric_serial != 1 || !executable) return std::nullopt;
-  return executable->first_run_id;
+  return executable->hash + executable->before;
 }
 
 std::optional<uint32_t> LaunchClock::DevicesOf(int64_t run_id) const {
-  const auto executable = ExecutableOf(run_id);
+  const Executable* executable = ExecutableOf(run_id);
   if (!executable) return std::nullopt;
   return executable->devices;
 }
@@ -85,32 +91,34 @@ std::optional<int32_t> LaunchClock::Launch(int64_t run_id, uint64_t group, uint6
 }
 
 void LaunchClock::Enter(int64_t run_id, uint64_t fabric_serial) {
+  const Executable* executable = ExecutableOf(run_id);
+  if (!executable) return;
   const uint64_t entered = static_cast<uint32_t>(run_id) | kEntered;
-  uint64_t newest = newest_.load(std::memory_order_relaxed);
-  // Sequentially consistent with SiteRegistry::Share, which sets `shares` and then looks
+  uint64_t newest = executable->newest->load(std::memory_order_relaxed);
+  // Sequentially consistent with SiteRegistry::EndCompilation, which sets `shares` and then looks
   // for the newest: either it sees this one, or this one sees the flag and claims.
   while ((newest == 0 || Distance(run_id, static_cast<int32_t>(newest)) > 0) &&
-         !newest_.compare_exchange_weak(newest, entered, std::memory_order_seq_cst)) {
+         !executable->newest->compare_exchange_weak(newest, entered, std::memory_order_seq_cst)) {
   }
   SiteRegistry& registry = SiteRegistry::Get();
-  if (!registry.shares()) return;
-  const auto executable = ExecutableOf(run_id);
-  if (executable) registry.Claim(executable->first_run_id, run_id, number_, fabric_serial);
+  if (registry.shares()) registry.Claim(*executable, run_id, fabric_serial);
 }
 
 std::optional<int64_t> LaunchClock::OwnRunId(int64_t run_id) const {
   const SiteRegistry& registry = SiteRegistry::Get();
-  const auto executable = registry.shares() ? ExecutableOf(run_id) : std::nullopt;
-  return executable ? registry.OwnRunId(executable->first_run_id, run_id) : run_id;
+  const Executable* executable = registry.shares() ? ExecutableOf(run_id) : nullptr;
+  return executable ? registry.OwnRunId(executable->hash, run_id) : run_id;
 }
 
-SharedRunIds::SharedRunIds(uint32_t base, uint32_t next, uint64_t only)
-    : base_(base), first_(next - base), next_(first_), counts_{{only, first_}} {}
+SharedRunIds::SharedRunIds(uint32_t base, uint32_t next, uint64_t second)
+    : base_(base), first_(next - base), second_(second), next_(first_) {}
 
-void SharedRunIds::Claim(uint32_t run_id, uint64_t executable, uint64_t fabric_serial) {
+void SharedRunIds::Claim(uint32_t run_id, uint64_t executable, uint32_t before,
+                         uint64_t fabric_serial) {
   const uint32_t index = run_id - base_;
   if (index < next_) return;
-  ahead_.emplace(index, executable);
+  // The only one so far goes on where it was.
+  ahead_.emplace(index, Launch{executable, executable < second_ ? first_ : before});
   const bool anew = fabric_serial_ != 0 && fabric_serial > fabric_serial_;
   fabric_serial_ = std::max(fabric_serial, fabric_serial_);
   while (!ahead_.empty() && (ahead_.begin()->first == next_ || (anew && next_ < index))) {
@@ -121,7 +129,8 @@ void SharedRunIds::Claim(uint32_t run_id, uint64_t executable, uint64_t fabric_s
 void SharedRunIds::CountNext() {
   const auto first = ahead_.begin();
   next_ = first->first + 1;
-  own_.emplace(first->first, counts_[first->second]++);
+  const auto& [executable, before] = first->second;
+  own_.emplace(first->first, counts_.try_emplace(executable, before).first->second++);
   ahead_.erase(first);
   if (own_.size() > kRemembered) own_.erase(own_.begin());
 }
@@ -188,23 +197,37 @@ uint64_t SiteRegistry::BeginCompilation() {
 
 void SiteRegistry::EndCompilation(uint64_t begun, std::optional<std::string_view> fingerprint,
                                   std::span<const int64_t> devices) {
-  const auto hash = fingerprint ? FarmFingerprint(*fingerprint) : std::nullopt;
+  const auto alone = fingerprint ? FarmFingerprint(*fingerprint) : std::nullopt;
   std::lock_guard lock(mutex_);
   --compilations_;
   open_.reset();
-  if (!hash) return;
+  if (!alone) return;
   const uint32_t list = devices.empty() ? 0 : static_cast<uint32_t>(DeviceListFingerprint(devices));
-  const LaunchClock::Executable executable{static_cast<uint32_t>(*hash) + list, list};
-  bool equal = false;
+  const uint32_t hash = static_cast<uint32_t>(*alone) + list;
+  std::vector<std::shared_ptr<LaunchClock>> clocks;  // that may be its
+  bool equal = false;                                // to one that lives
   for (const auto& weak : clocks_) {
-    const auto clock = weak.lock();
+    auto clock = weak.lock();
     if (!clock) continue;
-    equal |= clock->HasExecutable(executable.first_run_id);
-    if (clock->number_ >= begun) clock->AddExecutable(executable);
+    equal |= clock->HasExecutable(hash);
+    if (clock->number_ >= begun) clocks.push_back(std::move(clock));
   }
+  if (clocks.empty()) return;
+  LaunchClock::Executable executable{hash, 0, list, NextNumber(), &newest_[hash]};
   // Programs without arguments all have the empty one, compiled or cached: they are not equal, and
   // most have no collective.
-  if (equal && !fingerprint->empty()) Share(executable.first_run_id);
+  if (!fingerprint->empty()) {
+    // Before the look at the newest: see LaunchClock::Enter.
+    if (equal) shares_.store(true, std::memory_order_seq_cst);
+    const uint64_t newest = executable.newest->load(std::memory_order_seq_cst);
+    if (newest != 0) executable.before = static_cast<uint32_t>(newest) + 1 - hash;
+    if (!equal) {
+      shared_.erase(hash);
+    } else {
+      shared_.try_emplace(hash, hash, hash + executable.before, executable.number);
+    }
+  }
+  for (const auto& clock : clocks) clock->AddExecutable(executable);
 }
 
 void SiteRegistry::CloseExecutable(const LaunchClock* clock) {
@@ -212,38 +235,18 @@ void SiteRegistry::CloseExecutable(const LaunchClock* clock) {
   if (open_.get() == clock) open_.reset();
 }
 
-void SiteRegistry::Share(uint32_t first_run_id) {
-  if (shared_.contains(first_run_id)) return;
-  shares_.store(true, std::memory_order_seq_cst);
-  // So far all were those of one executable: that with the newest, should there have been others
-  // that are gone.
-  uint32_t next = first_run_id;
-  uint64_t only = 0;
-  for (const auto& weak : clocks_) {
-    const auto clock = weak.lock();
-    // Sequentially consistent: see LaunchClock::Enter.
-    const uint64_t newest = clock ? clock->newest_.load(std::memory_order_seq_cst) : 0;
-    const auto run_id = static_cast<uint32_t>(newest);
-    const auto executable = newest != 0 ? clock->ExecutableOf(run_id) : std::nullopt;
-    if (!executable || executable->first_run_id != first_run_id) continue;
-    if (run_id - first_run_id < next - first_run_id) continue;
-    next = run_id + 1;
-    only = clock->number_;
-  }
-  shared_.try_emplace(first_run_id, first_run_id, next, only);
-}
-
-void SiteRegistry::Claim(uint32_t first_run_id, int64_t run_id, uint64_t executable,
+void SiteRegistry::Claim(const LaunchClock::Executable& executable, int64_t run_id,
                          uint64_t fabric_serial) {
   std::lock_guard lock(mutex_);
-  const auto found = shared_.find(first_run_id);
+  const auto found = shared_.find(executable.hash);
   if (found == shared_.end()) return;
-  found->second.Claim(static_cast<uint32_t>(run_id), executable, fabric_serial);
+  found->second.Claim(static_cast<uint32_t>(run_id), executable.number, executable.before,
+                      fabric_serial);
 }
 
-std::optional<int64_t> SiteRegistry::OwnRunId(uint32_t first_run_id, int64_t run_id) const {
+std::optional<int64_t> SiteRegistry::OwnRunId(uint32_t hash, int64_t run_id) const {
   std::lock_guard lock(mutex_);
-  const auto found = shared_.find(first_run_id);
+  const auto found = shared_.find(hash);
   if (found == shared_.end()) return run_id;
   const auto own = found->second.Own(static_cast<uint32_t>(run_id));
   if (!own) return std::nullopt;

@@ -32,9 +32,9 @@ class LaunchClock {
 
   LaunchClock();
 
-  // The first run id of the executable that has launched `run_id`, where it is known. Only for the
-  // first fabric of a process: after a failure ranks may have launched a program a different number
-  // of times, and they begin anew together.
+  // The first run id of the executable that has launched `run_id`, where it is known: see
+  // SiteRegistry::EndCompilation. Only for the first fabric of a process: after a failure ranks may
+  // have launched a program a different number of times, and they begin anew together.
   std::optional<uint32_t> FirstRunId(int64_t run_id, uint64_t fabric_serial) const;
   // A hash of the devices that it runs on, where they are known: 0 if they are all of this process.
   std::optional<uint32_t> DevicesOf(int64_t run_id) const;
@@ -55,12 +55,20 @@ class LaunchClock {
 
   // Executables compiled by several threads at once may share a clock; their run ids are far apart.
   struct Executable {
-    uint32_t first_run_id;
+    uint32_t hash;     // the run id of the very first launch of it or of an equal one
+    uint32_t before;   // launches of equal ones before it was made, as far as they had entered
     uint32_t devices;  // a hash of them, or 0
+    uint64_t number;   // no other has it
+    // The registry's, of all equal ones, those that are gone included: the newest run id that has
+    // entered, with kEntered set; 0 before the first.
+    std::atomic<uint64_t>* newest;
+    const Executable* next = nullptr;  // of the same clock
   };
+  static constexpr uint64_t kEntered = uint64_t{1} << 32;
+  // One thread at a time.
   void AddExecutable(const Executable& executable);
-  bool HasExecutable(uint32_t first_run_id) const;
-  std::optional<Executable> ExecutableOf(int64_t run_id) const;
+  bool HasExecutable(uint32_t hash) const;
+  const Executable* ExecutableOf(int64_t run_id) const;
 
   struct Base {
     uint64_t group;
@@ -68,14 +76,12 @@ class LaunchClock {
     Clock::time_point settled_at;
     bool settled;
   };
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   uint64_t fabric_serial_ = 0;
   std::vector<Base> bases_;
-  std::vector<Executable> executables_;
-  const uint64_t number_;  // no other has it
-  // The newest run id that has entered, with kEntered set; 0 before the first.
-  static constexpr uint64_t kEntered = uint64_t{1} << 32;
-  std::atomic<uint64_t> newest_{0};
+  const uint64_t number_;  // no other clock or executable has it
+  std::vector<std::unique_ptr<Executable>> executables_;
+  std::atomic<const Executable*> first_{nullptr};  // of those: read without a lock
 };
 
 // The run ids of equal executables, which XLA draws from one counter: whose is which.
@@ -86,23 +92,29 @@ class LaunchClock {
 // failures leave are closed when another fabric begins.
 class SharedRunIds {
  public:
-  // `base`: the first one. Those below `next` are all the executable `only`'s.
-  SharedRunIds(uint32_t base, uint32_t next, uint64_t only);
-  void Claim(uint32_t run_id, uint64_t executable, uint64_t fabric_serial);
-  // The base plus the number of the executable's launches before this one.
+  // `base`: the first one. `second`: the executable that is not the only one any more.
+  SharedRunIds(uint32_t base, uint32_t next, uint64_t second);
+  // `before`: what the executable's launches are counted from.
+  void Claim(uint32_t run_id, uint64_t executable, uint32_t before, uint64_t fabric_serial);
+  // The base plus the number of the executable's launch.
   std::optional<uint32_t> Own(uint32_t run_id) const;
 
  private:
+  struct Launch {
+    uint64_t executable;
+    uint32_t before;
+  };
   void CountNext();
 
   // What late calls of a launch may still ask for.
   static constexpr size_t kRemembered = 4096;
   const uint32_t base_;
-  const uint32_t first_;  // index of the first that was shared
+  const uint32_t first_;  // index of the first that may be another's than the only one's
+  const uint64_t second_;
   uint64_t fabric_serial_ = 0;
   uint32_t next_;                                  // smallest index that is nobody's yet
-  std::unordered_map<uint64_t, uint32_t> counts_;  // launches below next_, by executable
-  std::map<uint32_t, uint64_t> ahead_;             // executables of those above it, by index
+  std::unordered_map<uint64_t, uint32_t> counts_;  // of the next launch, by executable
+  std::map<uint32_t, Launch> ahead_;               // those above it, by index
   std::map<uint32_t, uint32_t> own_;               // below next_, by index
 };
 
@@ -149,8 +161,10 @@ class SiteRegistry {
   // several threads may do at once: then the smallest run id that has entered need not be the
   // first one. No fingerprint: there is no executable, or it has none.
   //
-  // XLA counts the launches of equal executables together. One that is equal to one whose clock
-  // lives makes them share run ids from here on.
+  // XLA counts the launches of equal executables together, those that are gone included: so the
+  // first run id of one is after all that have entered. Ranks on which fewer had entered so far
+  // know another, and settle it by time. One that is equal to one whose clock lives makes them
+  // share run ids from here on: ranks need not agree about who lives.
   uint64_t BeginCompilation();
   void EndCompilation(uint64_t begun, std::optional<std::string_view> fingerprint,
                       std::span<const int64_t> devices);
@@ -163,17 +177,14 @@ class SiteRegistry {
 
   // Whether run ids may be shared at all. Sequentially consistent: see LaunchClock::Enter.
   bool shares() const { return shares_.load(std::memory_order_seq_cst); }
-  void Claim(uint32_t first_run_id, int64_t run_id, uint64_t executable, uint64_t fabric_serial);
-  std::optional<int64_t> OwnRunId(uint32_t first_run_id, int64_t run_id) const;
+  void Claim(const LaunchClock::Executable& executable, int64_t run_id, uint64_t fabric_serial);
+  std::optional<int64_t> OwnRunId(uint32_t hash, int64_t run_id) const;
 
   void SetSource(uint64_t site, std::string source);
   // "train.py:42", or "unknown line" for a program that this process did not lower.
   std::string Source(uint64_t site);
 
  private:
-  // Begins to number the launches of those with this first run id apart.
-  void Share(uint32_t first_run_id);
-
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, uint32_t> counts_;
   std::unordered_map<uint64_t, std::string> sources_;
@@ -181,7 +192,8 @@ class SiteRegistry {
   int compilations_ = 0;               // under way
   std::vector<std::weak_ptr<LaunchClock>> clocks_;
   std::atomic<bool> shares_{false};
-  std::unordered_map<uint32_t, SharedRunIds> shared_;  // by first run id
+  std::unordered_map<uint32_t, SharedRunIds> shared_;           // by hash
+  std::unordered_map<uint32_t, std::atomic<uint64_t>> newest_;  // by hash, for good
   std::atomic<uint64_t> unknown_bases_{0};
 };
 

@@ -201,7 +201,8 @@ Result<std::optional<SocketMessage>> TryReceiveMessage(int socket) {
   ssize_t received;
   do {
     received = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
+    // A peer that closed its end before it had read everything: said once, before what it sent.
+  } while (received < 0 && (errno == EINTR || errno == ECONNRESET));
   if (received < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return std::optional<SocketMessage>();
     return ErrnoStatus("receiving on a unix socket", errno);

@@ -186,7 +186,11 @@ TEST(FingerprintTest, OfProgramsThatThreadsCompileAtOnce) {
 
 TEST(SharedRunIdsTest, GivesEachExecutableNumbersOfItsOwn) {
   constexpr uint32_t kBase = 0xfffffffe;  // and wraps
-  SharedRunIds ids(kBase, kBase + 3, 1);
+  // The second of them was made when three of the first's had entered.
+  SharedRunIds ids(kBase, kBase + 3, 2);
+  const auto claim = [&](uint32_t index, uint64_t executable, uint64_t fabric_serial) {
+    ids.Claim(kBase + index, executable, executable == 2 ? 3 : 0, fabric_serial);
+  };
   const auto own = [&](uint32_t index) -> std::optional<uint32_t> {
     const auto run_id = ids.Own(kBase + index);
     if (!run_id) return std::nullopt;
@@ -195,27 +199,27 @@ TEST(SharedRunIdsTest, GivesEachExecutableNumbersOfItsOwn) {
   for (uint32_t index : {0, 1, 2}) EXPECT_EQ(own(index), index);
   EXPECT_EQ(own(3), std::nullopt);
   // In any order, and more than once.
-  ids.Claim(kBase + 5, 2, 1);
-  ids.Claim(kBase + 4, 1, 1);
+  claim(5, 2, 1);
+  claim(4, 1, 1);
   EXPECT_EQ(own(4), std::nullopt);
   EXPECT_EQ(own(5), std::nullopt);
   for (int i = 0; i < 2; ++i) {
-    ids.Claim(kBase + 3, 2, 1);
-    EXPECT_EQ(own(3), 0u);
+    claim(3, 2, 1);
+    EXPECT_EQ(own(3), 3u);
     EXPECT_EQ(own(4), 3u);
-    EXPECT_EQ(own(5), 1u);
+    EXPECT_EQ(own(5), 4u);
   }
-  ids.Claim(kBase + 6, 1, 1);
+  claim(6, 1, 1);
   EXPECT_EQ(own(6), 4u);
   // A failure has kept 7 from entering; 9 enters in the fabric after it.
-  ids.Claim(kBase + 8, 2, 1);
+  claim(8, 2, 1);
   EXPECT_EQ(own(8), std::nullopt);
-  ids.Claim(kBase + 9, 1, 2);
-  EXPECT_EQ(own(8), 2u);
+  claim(9, 1, 2);
+  EXPECT_EQ(own(8), 5u);
   EXPECT_EQ(own(9), 5u);
-  ids.Claim(kBase + 11, 1, 2);
+  claim(11, 1, 2);
   EXPECT_EQ(own(11), std::nullopt);
-  ids.Claim(kBase + 10, 2, 2);
+  claim(10, 2, 2);
   EXPECT_EQ(own(11), 6u);
 }
 
@@ -231,12 +235,50 @@ TEST(SharedRunIdsTest, KnowsLaunchesFromBeforeTheSecondExecutable) {
   second->Enter(base + 4, 1);
   EXPECT_EQ(second->OwnRunId(base + 4), std::nullopt);
   first->Enter(base + 3, 1);
-  EXPECT_EQ(second->OwnRunId(base + 4), base);
+  EXPECT_EQ(second->OwnRunId(base + 4), base + 3);
+  EXPECT_EQ(second->FirstRunId(base + 3, 1), static_cast<uint32_t>(base + 3));
   EXPECT_EQ(first->OwnRunId(base + 3), base + 3);
   first->Enter(base + 5, 1);
   EXPECT_EQ(first->OwnRunId(base + 5), base + 4);
   // Of other executables all are their own.
   EXPECT_EQ(first->OwnRunId(base + (1 << 28)), base + (1 << 28));
+}
+
+// On one rank an equal executable lives, on another it is gone: both give the same numbers.
+TEST(SharedRunIdsTest, AreTheSameWhetherTheFirstExecutableLivesOrNot) {
+  constexpr std::string_view kFingerprints[] = {"105784606018040655463684838126954483264",
+                                                "105784606018040655463684838126954483265"};
+  for (std::string_view fingerprint : kFingerprints) {
+    const bool lives = fingerprint == kFingerprints[0];
+    auto first = Compile(fingerprint);
+    const auto base = static_cast<int32_t>(*FarmFingerprint(fingerprint));
+    for (int i : {0, 1, 2}) first->Enter(base + i, 1);
+    if (!lives) first.reset();
+    const auto second = Compile(fingerprint);
+    for (int i : {4, 3}) second->Enter(base + i, 1);
+    EXPECT_EQ(second->FirstRunId(base + 3, 1), static_cast<uint32_t>(base + 3));
+    EXPECT_EQ(second->OwnRunId(base + 3), base + 3);
+    EXPECT_EQ(second->OwnRunId(base + 4), base + 4);
+  }
+}
+
+TEST(SharedRunIdsTest, AreKnownOfExecutablesThatWereCompiledBesideOthers) {
+  SiteRegistry& registry = SiteRegistry::Get();
+  constexpr std::string_view kGone = "105784606018040655463684838126954483266";
+  constexpr std::string_view kStays = "105784606018040655463684838126954483267";
+  const auto base = static_cast<int32_t>(*FarmFingerprint(kGone));
+  const uint64_t begun = registry.BeginCompilation();
+  auto gone = registry.Add(88006).clock;
+  const auto stays = Compile(kStays);  // may be the other one too, for all that is known
+  registry.EndCompilation(begun, kGone, {});
+  ASSERT_EQ(stays->FirstRunId(base, 1), static_cast<uint32_t>(base));
+  for (int i : {0, 1, 2}) gone->Enter(base + i, 1);
+  stays->Enter(static_cast<int32_t>(*FarmFingerprint(kStays)), 1);
+  gone.reset();
+  const auto again = Compile(kGone);
+  again->Enter(base + 3, 1);
+  EXPECT_EQ(again->OwnRunId(base + 3), base + 3);
+  EXPECT_EQ(again->FirstRunId(base + 3, 1), static_cast<uint32_t>(base + 3));
 }
 
 TEST(OccurrenceCounterTest, CountsWithinEachLaunch) {

@@ -155,6 +155,17 @@ TEST_F(UnixSocketTest, ClosedPeerIsUnavailable) {
   EXPECT_EQ(SendMessage(server(), Bytes("x"), {}, Soon()).code(), Code::kUnavailable);
 }
 
+TEST_F(UnixSocketTest, WhatAPeerSentBeforeItClosedArrivesAlthoughItHasNotReadEverything) {
+  ASSERT_TRUE(SendMessage(server(), Bytes("not read"), {}, Soon()).ok());
+  ASSERT_TRUE(SendMessage(client(), Bytes("goodbye"), {}, Soon()).ok());
+  connection_.client.Reset();
+  const Result<std::optional<SocketMessage>> received = TryReceiveMessage(server());
+  ASSERT_TRUE(received.ok()) << received.status().ToString();
+  ASSERT_TRUE(received->has_value());
+  EXPECT_EQ((*received)->bytes, Bytes("goodbye"));
+  EXPECT_EQ(TryReceiveMessage(server()).status().code(), Code::kUnavailable);
+}
+
 TEST_F(UnixSocketTest, PeerThatDoesNotReadHitsTheDeadline) {
   const std::vector<std::byte> bytes(kMaxSocketMessageBytes);
   const Deadline deadline = Deadline::AfterSeconds(0.05);
