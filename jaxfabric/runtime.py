@@ -92,7 +92,8 @@ def initialize(
         mismatch_after: after which two ranks compare what they wait for, in seconds (1).
         connect_timeout: longest wait for the other processes at start, in seconds (60).
         segment_bytes: shared memory per rank, in bytes (16 MiB).
-        heartbeat: a process on another host silent for so long is dead, in seconds (100).
+        heartbeat: under `jaxfabric run` JAX takes a process silent for so long for dead, in seconds
+            (100); the launcher, which hosts JAX's service, reads the variable only.
         in_step_microseconds: how long a collective keeps the caller's thread while it waits for a
             rank that is on its way (20000).
         out_of_step_microseconds: the same for a rank whose last collective was another one (200).
