@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import importlib
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -237,7 +238,7 @@ def _start(
     from jaxfabric.bootstrap.identity import ProcessIdentity
     from jaxfabric.bootstrap.rendezvous import Member
 
-    _ext = _core()
+    _ext = core()
     global _membership
     if _membership is not None and _membership.client is not None:
         memberships.check_same(_membership, coordinator, num_processes, process_id)
@@ -268,15 +269,21 @@ def _start(
     return _Session(membership, config, ranks, fabric)
 
 
-def _core() -> Any:  # noqa: ANN401
+def core() -> Any:  # noqa: ANN401
+    """Returns the compiled core.
+
+    Raises:
+        ImportError: it is not there; the message names the folder and the remedy.
+    """
     try:
         return importlib.import_module("jaxfabric._ext")
     except ModuleNotFoundError as error:
         if error.name != "jaxfabric._ext":
             raise
         raise ImportError(
-            "jaxfabric's compiled core is missing: this is a source tree that has not been built; "
-            "run pip install . in it, and start Python elsewhere (`jaxfabric doctor` says more)"
+            f"jaxfabric's compiled core is missing from {os.path.dirname(__file__)}, a source tree "
+            "that has not been built. Python looks for modules beside the program first: if "
+            "jaxfabric is installed (pip install .), move the program elsewhere"
         ) from error
 
 
