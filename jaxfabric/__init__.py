@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxfabric._import_check import check_ffi_version as _check_ffi_version
 from jaxfabric._report import report
+from jaxfabric.runtime import core as _core
 from jaxfabric.runtime import initialize, is_initialized, shutdown, status
 
 if TYPE_CHECKING:
@@ -50,9 +51,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name in ("disable", "enable", "enabled", "export_checks", "portable"):
         return getattr(importlib.import_module("jaxfabric.dropin"), name)
     if name == "FabricError":
-        from jaxfabric import _ext
-
-        return _ext.FabricError
+        return _core().FabricError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

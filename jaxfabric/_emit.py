@@ -13,7 +13,7 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import mlir
 
-from jaxfabric import _compat, _report
+from jaxfabric import _compat, _report, runtime
 from jaxfabric._compat import i64, i64_array
 from jaxfabric._groups import Axes, Groups, replica_groups
 from jaxfabric._portable import names_positions
@@ -60,9 +60,6 @@ def call_fabric(
     Raises:
         NotImplementedError: the call is under a shard_map that it cannot be under.
     """
-    # Here, not at the top: importing jaxfabric.lax loads no compiled module.
-    from jaxfabric import _ext, runtime
-
     mesh, manual = _compat.lowering_mesh(ctx)
     concrete = not isinstance(mesh, jax.sharding.AbstractMesh)
     # Who runs an exported program may have the devices in another order, or others.
@@ -85,7 +82,7 @@ def call_fabric(
     module, ordinal = note(ctx, name, _report.FABRIC, call=label)
     # The types tell programs of one name apart that threads compile in any order.
     number = site_hash(module, ordinal, _compat.parameter_types(ctx), name, label, members, *site)
-    _ext.register_site(number, _compat.user_source(ctx))
+    runtime.core().register_site(number, _compat.user_source(ctx))
     operands, avals = [*operands], [*ctx.avals_in]
     if by_position:
         operands.append(hlo.partition_id())

@@ -127,7 +127,8 @@ def _advice(entries: tuple[Entry, ...]) -> str:
         )
     return (
         "no collectives: no program compiled so far calls jaxfabric.lax, and the switch that runs "
-        "those of jax.lax is off: call jaxfabric.enable() before the program"
+        f"those of jax.lax is off: set {config.SWITCH_VARIABLE}=1, or call jaxfabric.enable() "
+        "before the program"
     )
 
 

@@ -18,6 +18,10 @@ period to report, then are ended.
 
     jaxfabric run -n 4 train.py --steps 100
     jaxfabric run -n 2 --devices-per-process 4 -- python -m package.train
+    JAXFABRIC_ENABLE=1 jaxfabric run -n 2 plain_jax.py
+
+A program joins the job by jaxfabric.initialize(), before it uses JAX. One that does not know of
+jaxfabric needs JAXFABRIC_ENABLE=1 (or hlo); without it, its processes are N jobs of their own.
 """
 
 _BENCH_HELP = """\

@@ -51,7 +51,7 @@ class Config:
     segment_bytes: int = _field(
         16 << 20, "shared memory per rank, in bytes (or 16M, 1GiB)", 64 << 10, 1 << 40
     )
-    heartbeat: float = _field(100.0, "a process silent for so long is dead (other hosts)", 1)
+    heartbeat: float = _field(100.0, "JAX takes a process silent for so long for dead", 1)
     in_step_microseconds: float = _field(
         20000.0,
         "wait for a rank that is on its way, on the caller's thread, before others take over",

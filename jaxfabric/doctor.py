@@ -15,7 +15,13 @@ import sys
 from typing import Any
 
 from jaxfabric._import_check import runtime_ffi_version
-from jaxfabric.config import Config, ConfigError, unknown_variables
+from jaxfabric.config import (
+    SWITCH_VARIABLE,
+    Config,
+    ConfigError,
+    switch_from_environment,
+    unknown_variables,
+)
 
 # Reads 8 bytes of a sibling process that allows it, as processes of a job do of each other.
 _READ_SIBLING = """
@@ -147,6 +153,12 @@ def _settings() -> list[Finding]:
     findings = [
         Finding("settings", line.split()[0], "not a setting", line) for line in unknown_variables()
     ]
+    try:
+        mode = switch_from_environment() or "off"
+        text = f"{mode}  ({SWITCH_VARIABLE}: run the collectives of jax.lax too)"
+        findings.append(Finding("settings", "switch", text))
+    except ConfigError as error:
+        findings.append(Finding("settings", "switch", "invalid", str(error)))
     try:
         config = Config.from_environment()
     except ConfigError as error:

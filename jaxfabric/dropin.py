@@ -109,9 +109,8 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
         >>> len(jaxfabric.export_checks()) > 0
         True
     """
-    from jaxfabric import _ext
-
-    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in _ext.registrations()]
+    names = runtime.core().registrations()
+    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
 
 
 def enable_from_environment() -> None:

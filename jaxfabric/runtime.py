@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import importlib
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,8 @@ def initialize(
         mismatch_after: after which two ranks compare what they wait for, in seconds (1).
         connect_timeout: longest wait for the other processes at start, in seconds (60).
         segment_bytes: shared memory per rank, in bytes (16 MiB).
-        heartbeat: a process on another host silent for so long is dead, in seconds (100).
+        heartbeat: under `jaxfabric run` JAX takes a process silent for so long for dead, in seconds
+            (100); the launcher, which hosts JAX's service, reads the variable only.
         in_step_microseconds: how long a collective keeps the caller's thread while it waits for a
             rank that is on its way (20000).
         out_of_step_microseconds: the same for a rank whose last collective was another one (200).
@@ -236,7 +238,7 @@ def _start(
     from jaxfabric.bootstrap.identity import ProcessIdentity
     from jaxfabric.bootstrap.rendezvous import Member
 
-    _ext = _core()
+    _ext = core()
     global _membership
     if _membership is not None and _membership.client is not None:
         memberships.check_same(_membership, coordinator, num_processes, process_id)
@@ -267,15 +269,21 @@ def _start(
     return _Session(membership, config, ranks, fabric)
 
 
-def _core() -> Any:  # noqa: ANN401
+def core() -> Any:  # noqa: ANN401
+    """Returns the compiled core.
+
+    Raises:
+        ImportError: it is not there; the message names the folder and the remedy.
+    """
     try:
         return importlib.import_module("jaxfabric._ext")
     except ModuleNotFoundError as error:
         if error.name != "jaxfabric._ext":
             raise
         raise ImportError(
-            "jaxfabric's compiled core is missing: this is a source tree that has not been built; "
-            "run pip install . in it, and start Python elsewhere (`jaxfabric doctor` says more)"
+            f"jaxfabric's compiled core is missing from {os.path.dirname(__file__)}, a source tree "
+            "that has not been built. Python looks for modules beside the program first: if "
+            "jaxfabric is installed (pip install .), move the program elsewhere"
         ) from error
 
 

@@ -1,12 +1,12 @@
 """Collectives with the signatures and semantics of their namesakes in `jax.lax`.
 
-Call them where `jax.lax`'s can be called: in `jax.shard_map`, inside `jax.jit` or not, and in
-`jax.vmap(..., axis_name=)`. They can be differentiated, batched, rematerialised and put into
-control flow. `barrier` has no namesake.
+Call them where `jax.lax`'s can be called: in `jax.shard_map`, inside `jax.jit` or not, in
+`jax.pmap`, and in `jax.vmap(..., axis_name=)`. They can be differentiated, batched, rematerialised
+and put into control flow. `barrier` has no namesake.
 
 Arrays may be bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64,
 complex128, float8_e4m3fn and float8_e5m2. What only moves data also takes other float8 types,
-float4_e2m1fn, int2, int4 and PRNG keys.
+float4_e2m1fn, int2, int4, uint2, uint4 and PRNG keys.
 """
 
 from __future__ import annotations

@@ -288,11 +288,13 @@ def test_idle_launcher_uses_no_cpu(tmp_path):
     job.finish(30)
 
 
-def test_doctor_reports_versions_and_machine(capsys):
+def test_doctor_reports_versions_and_machine(capsys, monkeypatch):
+    monkeypatch.setenv("JAXFABRIC_ENABLE", "1")
     cli.main(["doctor", "--json"])
     findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
     for name in ("python", "jax", "jaxlib", "cores", "process_vm_readv", "deadline"):
         assert findings[name]["value"]
+    assert findings["switch"]["value"].startswith("lax ")
     cli.main(["doctor"])
     assert "machine:" in capsys.readouterr().out
 
@@ -338,7 +340,9 @@ def test_bad_settings_end_a_job_before_it_starts(variable, count, tmp_path, caps
 def test_doctor_points_at_bad_settings(capsys, monkeypatch):
     monkeypatch.setenv("JAXFABRIC_DEADLINE", "soon")
     monkeypatch.setenv("JAXFABRIC_DEADLNE", "3")
+    monkeypatch.setenv("JAXFABRIC_ENABLE", "maybe")
     assert cli.main(["doctor"]) == 1
     output = capsys.readouterr().out
+    assert "JAXFABRIC_ENABLE=maybe: use" in output
     assert "did you mean JAXFABRIC_DEADLINE?" in output
     assert "JAXFABRIC_DEADLINE=soon" in output

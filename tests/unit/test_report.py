@@ -11,7 +11,7 @@ def test_a_report_without_collectives_says_what_to_do(monkeypatch):
         monkeypatch.setattr(_report, "_entries", dict(enumerate(entries)))
         return str(jaxfabric.report())
 
-    assert "jaxfabric.enable() before the program" in text()
+    assert "JAXFABRIC_ENABLE=1, or call jaxfabric.enable() before the program" in text()
     monkeypatch.setenv("JAXFABRIC_ENABLE", "1")
     assert "JAXFABRIC_ENABLE is set, but the switch is off" in text()
     monkeypatch.setenv("JAXFABRIC_ENABLE", "xla")

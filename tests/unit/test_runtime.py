@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import fake_core
+import jax
 import pytest
 
 import jaxfabric
@@ -192,6 +193,20 @@ def test_core_newer_than_xla_is_an_import_error(compiled, have):
     assert ".".join(map(str, compiled)) in message
     assert ".".join(map(str, have)) in message
     assert "upgrade jaxlib" in message
+
+
+def test_a_source_tree_without_the_core_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jaxfabric._ext", None)
+    monkeypatch.delattr(jaxfabric, "_ext", raising=False)
+    total = jax.shard_map(
+        lambda: jaxfabric.lax.psum(1, "i") + jaxfabric.lax.psum(jax.lax.axis_index("i"), "i"),
+        mesh=jax.make_mesh((2,), ("i",)),
+        in_specs=(),
+        out_specs=jax.P(),
+    )
+    for use in (lambda: jaxfabric.FabricError, jaxfabric.export_checks, jax.jit(total).lower):
+        with pytest.raises(ImportError, match=r"core is missing from .*move the program"):
+            use()
 
 
 def test_ffi_version_of_the_installed_jaxlib(tmp_path):
