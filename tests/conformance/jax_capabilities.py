@@ -41,14 +41,14 @@ STOCK = (
         "psum_scatter_start without `tiled` or with a dimension counted from the end",
         lambda c: c.op == "psum_scatter_start" and (not c.tiled or c.form == 2),
         (NotImplementedError, ValueError),
-        before=OLD,
+        before=OLDER,
         mended=True,
     ),
     Rule(
         "XLA for CPU refuses all_to_all_start",
         lambda c: c.op == "all_to_all_start" and c.tiled,
         (Exception,),
-        before=OLD,
+        before=OLDER,
         mended=True,
     ),
     Rule(

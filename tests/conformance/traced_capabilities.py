@@ -98,7 +98,7 @@ TRACED = (
         "psum_start without check_vma has no second half",
         lambda c: c.op == "psum_start" and not c.check_vma,
         (AttributeError,),
-        since=OLD,
+        since=OLDER,
     ),
     Rule(
         "psum_start with groups under check_vma=True",
@@ -109,7 +109,7 @@ TRACED = (
         "psum_scatter_start without `tiled`",
         lambda c: c.op == "psum_scatter_start" and not c.tiled,
         (NotImplementedError,),
-        since=OLD,
+        since=OLDER,
     ),
     Rule(
         "all_to_all_start without `tiled`",
@@ -124,25 +124,25 @@ TRACED_FOR_SWITCH = (
         "psum_scatter_start without `tiled`, where XLA runs it",
         lambda c: c.op == "psum_scatter_start" and not c.tiled and left_to_xla(c),
         (NotImplementedError,),
-        before=OLD,
+        before=OLDER,
     ),
     Rule(
         "all_to_all_start, where XLA runs it",
         lambda c: c.op == "all_to_all_start" and (c.mesh == "partial" or c.dtype == "key"),
         (Exception,),
-        before=OLD,
+        before=OLDER,
     ),
     Rule(
         "a dimension counted from the end, where XLA runs it",
         lambda c: c.op == "psum_scatter_start" and c.form == 2 and left_to_xla(c),
         (ValueError,),
-        before=OLD,
+        before=OLDER,
     ),
     Rule(
         "pbroadcast_start is no more",
         lambda c: c.op == "pbroadcast_start",
         (AttributeError,),
-        since=OLD,
+        since=OLDER,
     ),
     Rule(
         "ragged_all_to_all is batched only where offsets and sizes are",
