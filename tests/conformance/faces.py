@@ -44,17 +44,12 @@ FABRIC = Face(
     capabilities.BESIDE_FABRIC,
 )
 STOCK = Face("jax.lax", jax.lax, contextlib.nullcontext, jax_capabilities.STOCK, None)
-# The only place that knows that jaxfabric may be without its switch.
-DROPIN = (
-    Face(
-        "jax.lax, switched on",
-        jax.lax,
-        jaxfabric.enabled,
-        jax_capabilities.SWITCHED,
-        jax_capabilities.LEFT_TO_XLA,
-    )
-    if hasattr(jaxfabric, "enabled")
-    else None
+DROPIN = Face(
+    "jax.lax, switched on",
+    jax.lax,
+    jaxfabric.enabled,
+    jax_capabilities.SWITCHED,
+    jax_capabilities.LEFT_TO_XLA,
 )
 # Those whose results must be right and whose programs must run on the fabric.
-ON_FABRIC = tuple(face for face in (FABRIC, DROPIN) if face is not None)
+ON_FABRIC = (FABRIC, DROPIN)

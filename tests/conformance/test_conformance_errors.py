@@ -123,7 +123,6 @@ def test_wrong_calls(name, check_vma, tally):
     tally["jaxfabric.lax with jax.lax, wrong calls"] += 1
 
 
-@pytest.mark.skipif(faces.DROPIN is None, reason="this jaxfabric has no switch")
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_calls_with_the_switch_on(name, tally):
     ours, stock = outcome(name, faces.DROPIN, True), outcome(name, faces.STOCK, True)
