@@ -11,7 +11,11 @@
 
 namespace jaxfabric {
 
+#if defined(__CUDACC__)
+#define JF_ALWAYS_INLINE __host__ __device__ __forceinline__
+#else
 #define JF_ALWAYS_INLINE inline __attribute__((always_inline))
+#endif
 
 // `a` where the condition holds, else `b`, on the bits: a branch or a conditional expression around
 // floating point keeps gcc from vectorising unless trapping math is off.
