@@ -342,6 +342,7 @@ TEST(Grid, StacksAreUsedAgain) {
   EXPECT_EQ(trapped, 25);
 }
 
+<<<<<<< HEAD
 #if defined(__SANITIZE_THREAD__)
 
 struct Shelf {
@@ -387,6 +388,8 @@ TEST(GridRaceTest, ThreadSanitizerIsSilentAboutASynchronisedPair) {
 
 #endif
 
+=======
+>>>>>>> 45666000af82d98fd1551e844b5287661d8b8320
 // What 10,000 launches of two ranks with two blocks of 32 threads cost is the budget of the tests
 // of kernels: this is a hundredth of it.
 TEST(Grid, ManySmallLaunches) {
