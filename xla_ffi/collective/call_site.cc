@@ -39,6 +39,11 @@ std::shared_ptr<Fabric> CurrentFabric() {
   return current.fabric;
 }
 
+bool IsCurrentFabric(const Fabric* fabric) {
+  // Acquire: pairs with the release in SetCurrentFabric.
+  return fabric == TheCurrent().raw.load(std::memory_order_acquire);
+}
+
 CallSite::CallSite(CallSpec spec)
     : spec_(std::move(spec)), instance_(SiteRegistry::Get().Add(spec_.Hash())) {}
 
@@ -54,8 +59,7 @@ CallSite::~CallSite() {
 Participant* CallSite::Bound(int64_t device) const {
   // Acquire, twice: pairs with the release in Bind().
   Binding* binding = current_.load(std::memory_order_acquire);
-  if (binding == nullptr ||
-      binding->fabric.get() != TheCurrent().raw.load(std::memory_order_acquire)) {
+  if (binding == nullptr || !IsCurrentFabric(binding->fabric.get())) {
     return nullptr;
   }
   const int index = binding->fabric->LocalIndex(device);

@@ -20,6 +20,8 @@ class Fabric;
 // The fabric that executions use, or null. initialize() sets it, shutdown() clears it.
 void SetCurrentFabric(std::shared_ptr<Fabric> fabric);
 std::shared_ptr<Fabric> CurrentFabric();
+// Without a lock.
+bool IsCurrentFabric(const Fabric* fabric);
 
 class CallSite {
  public:

@@ -101,7 +101,33 @@ Status Fabric::Bind() {
   header->cells = cell_count_;
   JF_ASSIGN_OR_RETURN(mesh_, Mesh::Create(process_, static_cast<int>(peers_.size())));
   completions_ = std::make_unique<CompletionThreads>(2 * local_ranks_.size() + 2);
+  if (!options_.gpus.empty()) OpenGpus();
   return OkStatus();
+}
+
+void Fabric::OpenGpus() {
+  GpuOptions options = options_.gpu;
+  options.deadline = options_.deadline;
+  auto domain = GpuDomain::Open(
+      process_, options_.gpus, options,
+      {.send = [this](int process, const WireWriter& message) { mesh_->Send(process, message); },
+       .fail = [this](const Status& status) { ReportFailure(status); },
+       .describe_rank = [this](int64_t rank) { return DescribeRank(rank); },
+       .process_of =
+           [this](int64_t rank) {
+             const auto found = process_of_.find(rank);
+             return found == process_of_.end() ? -1 : found->second;
+           }});
+  if (domain.ok()) {
+    gpus_ = *std::move(domain);
+  } else {
+    GiveUpGpus(domain.status().ToString());
+  }
+}
+
+void Fabric::GiveUpGpus(std::string reason) {
+  gpus_.reset();
+  gpu_reason_ = std::move(reason);
 }
 
 Fabric::~Fabric() { Shutdown(); }
@@ -110,6 +136,7 @@ void Fabric::Shutdown() {
   if (shut_down_.exchange(true)) return;
   if (completions_ == nullptr) return;  // Bind() failed: nothing was started.
   const Status cancelled(Code::kCancelled, "jaxfabric was shut down");
+  if (gpus_) gpus_->Stop();
   {
     std::lock_guard lock(mutex_);
     for (auto& [ranks, communicator] : communicators_) communicator->Poison(cancelled);
@@ -154,6 +181,7 @@ std::map<std::string, uint64_t> Fabric::Counters() const {
   counters["window_bytes"] = window_.size();
   counters["dropped_messages"] = mesh_->dropped_messages();
   counters["process_reads"] = process_reads_ ? 1 : 0;
+  if (gpus_) counters.merge(gpus_->Counters());
   std::lock_guard lock(mutex_);
   counters["communicators"] = communicators_.size();
   counters["instances"] = participants_.size();

@@ -24,6 +24,7 @@
 #include "collective/communicator.h"
 #include "collective/completion.h"
 #include "collective/directory.h"
+#include "collective/gpu/domain.h"
 #include "collective/layout.h"
 #include "collective/op.h"
 #include "collective/options.h"
@@ -80,6 +81,10 @@ class Fabric {
   // Gives an unfinished execution to the progress thread; `on_finished` of the op is called on a
   // completion thread. False once the fabric is shut down.
   bool TryHandOff(Op* op);
+
+  // Null where there are none, or where some process cannot use its own: then the reason.
+  GpuDomain* gpus() const { return gpus_.get(); }
+  const std::string& gpu_reason() const { return gpu_reason_; }
 
   // --- for participants and ops
   // -------------------------------------------------------------------
@@ -146,6 +151,9 @@ class Fabric {
   Status Bind();
   Status Greet(int process, const Mesh::Greeting& greeting, std::vector<UniqueFd> fds);
   Status AgreeOnMachine(size_t ranks, Deadline deadline);
+  void OpenGpus();
+  // This process's GPUs cannot be used: nobody's are.
+  void GiveUpGpus(std::string reason);
 
   void ProgressLoop();
   bool AdvanceAll();
@@ -225,6 +233,9 @@ class Fabric {
   std::atomic<bool> shut_down_{false};
   std::thread progress_;
   std::unique_ptr<CompletionThreads> completions_;
+
+  std::unique_ptr<GpuDomain> gpus_;  // as gpu_reason_: not changed after Connect()
+  std::string gpu_reason_ = "this process has none";
 
   std::unique_ptr<TraceRing> trace_ring_;  // guarded by mutex_
   std::atomic<TraceRing*> trace_{nullptr};

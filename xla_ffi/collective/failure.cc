@@ -167,6 +167,7 @@ void Fabric::Poison(const Status& status, bool tell_peers) {
     message.Add(static_cast<uint32_t>(status.code())).Add(status.message().substr(0, kLongest));
     mesh_->Broadcast(message);
   }
+  if (first && gpus_) gpus_->Abort(status);
   Ring(peers_[static_cast<size_t>(process_)].header);
 }
 
@@ -200,6 +201,11 @@ void Fabric::OnMessage(int process, WireReader& message) {
     }
     case MessageType::kGoodbye:
       peers_[static_cast<size_t>(process)].left.store(true, std::memory_order_relaxed);
+      return;
+    case MessageType::kGpuArena:
+    case MessageType::kGpuAsk:
+    case MessageType::kGpuTell:
+      if (gpus_) gpus_->OnMessage(process, message);
       return;
     case MessageType::kHello:
     case MessageType::kReady:
@@ -279,6 +285,7 @@ void Fabric::OnGone(int process) {
                              process, ", pid ", peer.pid, " on ", peer.host, ") died"));
     Poison(died, true);
   }
+  if (gpus_) gpus_->OnGone(peer.ranks);
   Ring(peers_[static_cast<size_t>(process_)].header);
 }
 

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
+
+#include "collective/gpu/options.h"
 
 namespace jaxfabric {
 
@@ -16,6 +19,9 @@ struct Options {
   // is on its way, and for one that may be waiting for this rank elsewhere.
   double in_step_microseconds = 20000;
   double out_of_step_microseconds = 200;
+  // The ranks that are GPUs; the others are CPU devices.
+  std::vector<LocalGpu> gpus;
+  GpuOptions gpu;
 };
 
 }  // namespace jaxfabric

@@ -284,6 +284,11 @@ std::string OnThreads(int count, const std::function<std::string(int)>& body) {
 
 std::string InForkedProcesses(Shape shape, Options options,
                               const std::function<std::string(LocalRanks&)>& body) {
+  return InForkedProcesses(shape, [&](int) { return options; }, body);
+}
+
+std::string InForkedProcesses(Shape shape, const std::function<Options(int)>& options,
+                              const std::function<std::string(LocalRanks&)>& body) {
   std::vector<int> sockets;
   std::vector<pid_t> children;
   for (int process = 0; process < shape.processes; ++process) {
@@ -294,7 +299,7 @@ std::string InForkedProcesses(Shape shape, Options options,
     if (child == 0) {
       ::close(pair[0]);
       for (int fd : sockets) ::close(fd);
-      const std::string failure = ChildBody(shape, options, process, pair[1], body);
+      const std::string failure = ChildBody(shape, options(process), process, pair[1], body);
       SendText(pair[1], failure.empty() ? "ok" : failure);
       ::_exit(::testing::Test::HasFailure() ? 1 : 0);
     }

@@ -117,6 +117,9 @@ class World {
 // body runs in every child; its fabric is shut down afterwards.
 std::string InForkedProcesses(Shape shape, Options options,
                               const std::function<std::string(LocalRanks&)>& body);
+// With options that each child makes for itself, given its number.
+std::string InForkedProcesses(Shape shape, const std::function<Options(int)>& options,
+                              const std::function<std::string(LocalRanks&)>& body);
 
 // One thread per local rank.
 std::string OnThreads(int count, const std::function<std::string(int)>& body);

@@ -11,12 +11,10 @@ namespace {
 constexpr size_t kPinnedBytes = 256 << 10;
 // The least that is worth to be an arena.
 constexpr size_t kSmallestArena = 256 << 10;
-constexpr size_t kRecordBytes =
-    (sizeof(device::FaultRecord) + device::kLineBytes - 1) / device::kLineBytes *
-    device::kLineBytes;
-constexpr size_t kControlBytes =
-    (sizeof(device::HostControl) + device::kLineBytes - 1) / device::kLineBytes *
-    device::kLineBytes;
+constexpr size_t kRecordBytes = (sizeof(device::FaultRecord) + device::kLineBytes - 1) /
+                                device::kLineBytes * device::kLineBytes;
+constexpr size_t kControlBytes = (sizeof(device::HostControl) + device::kLineBytes - 1) /
+                                 device::kLineBytes * device::kLineBytes;
 
 std::string_view Text(const Gpu::Uuid& uuid) { return {uuid.data(), uuid.size()}; }
 
@@ -58,8 +56,7 @@ Status GpuDomain::OpenLocal(std::vector<LocalGpu> gpus) {
   for (const LocalGpu& wanted : gpus) {
     Local& local = gpus_.emplace_back();
     local.rank = wanted.rank;
-    JF_ASSIGN_OR_RETURN(local.gpu,
-                        Gpu::Open(*api_, wanted.ordinal, options_.pool_bytes, devices_));
+    JF_ASSIGN_OR_RETURN(local.gpu, Gpu::Open(*api_, wanted.ordinal, options_.pool_bytes, devices_));
     const cuda::ScopedContext current(*api_, local.gpu->context());
     JF_RETURN_IF_ERROR(current.status());
     auto module = cuda::Module::Load(*api_, options_.image);
@@ -277,10 +274,10 @@ Status GpuDomain::FillView(GpuCommunicator& communicator, Local& local, const Gr
   size_t bytes = arenas[ranks[0]].bytes;
   for (int64_t rank : ranks) bytes = std::min(bytes, arenas[rank].bytes);
   device::Communicator& view = communicator.view_;
-  JF_ASSIGN_OR_RETURN(view.shape, device::ShapeArena(static_cast<uint32_t>(ranks.size()),
-                                                     LanesFor(ranks), bytes));
-  view.rank = static_cast<uint32_t>(std::find(ranks.begin(), ranks.end(), local.rank) -
-                                    ranks.begin());
+  JF_ASSIGN_OR_RETURN(
+      view.shape, device::ShapeArena(static_cast<uint32_t>(ranks.size()), LanesFor(ranks), bytes));
+  view.rank =
+      static_cast<uint32_t>(std::find(ranks.begin(), ranks.end(), local.rank) - ranks.begin());
   view.wait_milliseconds =
       static_cast<uint32_t>(std::clamp(options_.deadline * 1000, 1.0, 4294967295.0));
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -291,7 +288,9 @@ Status GpuDomain::FillView(GpuCommunicator& communicator, Local& local, const Gr
     return Status(Code::kResourceExhausted,
                   StrCat(local.gpu->name(), " has as many communicators as can be watched"));
   }
-  const auto take = [&](size_t size) { return std::exchange(local.pinned_used, local.pinned_used + size); };
+  const auto take = [&](size_t size) {
+    return std::exchange(local.pinned_used, local.pinned_used + size);
+  };
   const size_t fault = take(kRecordBytes), control = take(kControlBytes);
   std::byte* host = local.pinned.host().data();
   auto* device_base = reinterpret_cast<std::byte*>(local.pinned.device_address());

@@ -1,12 +1,12 @@
 // The GPUs of a fabric: their pools, the communicators over them, and what ends waits on them.
 //
-// A call is set up before its first launch: the rank takes an arena in its pool for the communicator
-// and slot, tells the processes of the group where it is, and waits until all have told. From then
-// on a launch is one call of the driver, without a message, lock or allocation, and a captured one
-// needs not even that.
+// A call is set up before its first launch: the rank takes an arena in its pool for the
+// communicator and slot, tells the processes of the group where it is, and waits until all have
+// told. From then on a launch is one call of the driver, without a message, lock or allocation, and
+// a captured one needs not even that.
 //
-// A kernel that gives up leaves a record in pinned memory; the watch thread turns it into the failure
-// of the fabric. Threads: all functions from any, unless they say otherwise.
+// A kernel that gives up leaves a record in pinned memory; the watch thread turns it into the
+// failure of the fabric. Threads: all functions from any, unless they say otherwise.
 #pragma once
 
 #include <atomic>
@@ -23,6 +23,7 @@
 
 #include "base/deadline.h"
 #include "base/status.h"
+#include "collective/gpu/options.h"
 #include "control/wire.h"
 #include "device/layout.h"
 #include "drivers/cuda/api.h"
@@ -30,29 +31,16 @@
 
 namespace jaxfabric {
 
-struct LocalGpu {
-  int64_t rank;
-  int ordinal;  // of the CUDA driver in this process
-};
-
-struct GpuOptions {
-  const cuda::Api* api = nullptr;  // null: the driver of this machine
-  const void* image = nullptr;     // the kernels
-  size_t pool_bytes = 48 << 20;    // of every GPU
-  size_t arena_bytes = 12 << 20;   // of a communicator, while the pool has so much left
-  double deadline = 300;           // seconds one call may wait for its peers
-};
-
-// One rank's end of a communicator, in one slot. A slot's calls follow each other in the same order on
-// all ranks; calls that may overlap have slots of their own.
+// One rank's end of a communicator, in one slot. A slot's calls follow each other in the same order
+// on all ranks; calls that may overlap have slots of their own.
 class GpuCommunicator {
  public:
   // Constant once the communicator is set up.
   const device::Communicator& view() const { return view_; }
   int local() const { return local_; }
 
-  // Makes `stream` wait for what was launched last, on whatever stream. Not needed, nor possible, in
-  // a capture.
+  // Makes `stream` wait for what was launched last, on whatever stream. Not needed, nor possible,
+  // in a capture.
   Status Follow(const cuda::Api& api, cuda::CUstream stream);
 
  private:
@@ -104,6 +92,7 @@ class GpuDomain {
   int64_t rank(int local) const { return gpus_[static_cast<size_t>(local)].rank; }
   size_t local_count() const { return gpus_.size(); }
   const cuda::Api& api() const { return *api_; }
+  unsigned block_threads() const { return options_.block_threads; }
   const Gpu& gpu(int local) const { return *gpus_[static_cast<size_t>(local)].gpu; }
   // Sets up what is not there yet, which waits for the other ranks. `call` is for messages.
   Result<std::shared_ptr<GpuCommunicator>> CommunicatorFor(int local,
@@ -114,6 +103,8 @@ class GpuDomain {
   void Describe(uint32_t header, std::string call);
   // OK while healthy.
   Status failure() const;
+  // Acquire: pairs with Abort(), so failure() is set.
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
   void NoteLaunch(int local, uint32_t header) {
     // Relaxed: for messages only.
     gpus_[static_cast<size_t>(local)].last_header.store(header, std::memory_order_relaxed);
@@ -171,15 +162,17 @@ class GpuDomain {
   std::deque<Local> gpus_;
   std::vector<MappedMemory> imported_;
 
-  mutable std::mutex mutex_;  // guards all below, and the Locals' pools, functions and pinned memory
+  mutable std::mutex
+      mutex_;  // guards all below, and the Locals' pools, functions and pinned memory
   std::condition_variable changed_;
-  std::map<int64_t, Remote> known_;                   // by rank
+  std::map<int64_t, Remote> known_;                      // by rank
   std::map<GroupKey, std::map<int64_t, Arena>> arenas_;  // by rank
   std::map<std::pair<GroupKey, int64_t>, std::shared_ptr<GpuCommunicator>> communicators_;
   std::map<uint32_t, std::string> calls_;  // by header
   std::map<uint64_t, std::optional<std::string>> questions_;
   uint64_t next_question_ = 0;
   Status failure_;
+  std::atomic<bool> failed_{false};
   bool stopping_ = false;
   std::thread watch_;
 };

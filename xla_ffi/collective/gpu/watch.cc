@@ -78,14 +78,13 @@ void GpuDomain::Report(const GpuCommunicator& communicator, const device::FaultR
                                  other, ", whose last call is ", Ask(peer, 0))));
       return;
     case device::FaultKind::kMismatch:
-      uplink_.fail(Status(Code::kFailedPrecondition,
-                          StrCat("ranks disagree: ", call, " on ", self, ", ",
-                                 Ask(peer, fault.peer_header), " on ", other)));
+      uplink_.fail(
+          Status(Code::kFailedPrecondition, StrCat("ranks disagree: ", call, " on ", self, ", ",
+                                                   Ask(peer, fault.peer_header), " on ", other)));
       return;
     case device::FaultKind::kRagged:
-      uplink_.fail(Status(Code::kInvalidArgument,
-                          StrCat(call, ": the sizes and offsets of ", self, " and of ", other,
-                                 " do not fit")));
+      uplink_.fail(Status(Code::kInvalidArgument, StrCat(call, ": the sizes and offsets of ", self,
+                                                         " and of ", other, " do not fit")));
       return;
     case device::FaultKind::kProtocol:
       uplink_.fail(Status(Code::kInternal,
@@ -176,6 +175,8 @@ void GpuDomain::OnGone(const std::vector<int64_t>& ranks) {
 void GpuDomain::Abort(const Status& cause) {
   std::lock_guard lock(mutex_);
   if (failure_.ok()) failure_ = cause;
+  // Release: who sees it finds failure_ set.
+  failed_.store(true, std::memory_order_release);
   for (auto& [key, communicator] : communicators_) {
     if (communicator) StoreShared(communicator->control_->abort, 1);
   }

@@ -62,9 +62,9 @@ Result<std::unique_ptr<Gpu>> Gpu::Open(const cuda::Api& api, int ordinal, size_t
   }
   JF_ASSIGN_OR_RETURN(const size_t granularity,
                       cuda::PhysicalMemory::Granularity(api, device, kHandleType));
-  JF_ASSIGN_OR_RETURN(cuda::PhysicalMemory memory,
-                      cuda::PhysicalMemory::Create(api, device, RoundUp(pool_bytes, granularity),
-                                                   kHandleType));
+  JF_ASSIGN_OR_RETURN(
+      cuda::PhysicalMemory memory,
+      cuda::PhysicalMemory::Create(api, device, RoundUp(pool_bytes, granularity), kHandleType));
   auto pool = MappedMemory::Map(api, std::move(memory), granularity, readers);
   if (!pool.ok()) {
     return pool.status().WithContext(

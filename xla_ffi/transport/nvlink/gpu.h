@@ -1,9 +1,9 @@
-// A GPU of this process with the part of its memory that its peers address: a pool of our own, since
-// the allocations of others cannot be shared by their address, mapped by every process that gets its
-// descriptor.
+// A GPU of this process with the part of its memory that its peers address: a pool of our own,
+// since the allocations of others cannot be shared by their address, mapped by every process that
+// gets its descriptor.
 //
-// The pool is physical memory from cuMemCreate. Its descriptor travels over a unix socket; NVLink or
-// PCIe carry the accesses. Threads: Allocate from one at a time, the rest from any.
+// The pool is physical memory from cuMemCreate. Its descriptor travels over a unix socket; NVLink
+// or PCIe carry the accesses. Threads: Allocate from one at a time, the rest from any.
 #pragma once
 
 #include <array>

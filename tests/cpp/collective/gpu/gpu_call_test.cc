@@ -1,0 +1,236 @@
+// Calls on emulated GPUs, end to end: pools, exchange, communicators, launches; in one process and
+// across forked ones.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "collective/call_site.h"
+#include "collective/gpu/gpu_ranks.h"
+
+namespace jaxfabric::testing {
+namespace {
+
+using CallPointer = std::unique_ptr<GpuCall>;
+
+CallPointer MakeCall(const Problem& problem, const std::vector<int64_t>& ids, uint64_t site) {
+  return std::make_unique<GpuCall>(problem.Spec(ids, site), GpuCall::Slot::kInOrder);
+}
+
+// The ranks of one forked process, each on a thread: body(rank, position) returns what went wrong.
+struct GpuProcess {
+  Shape shape;
+  std::unique_ptr<Machine> machine;
+  std::shared_ptr<Fabric> fabric;
+
+  std::string OnEveryGpu(const std::function<std::string(GpuRank&, int)>& body) {
+    return OnThreads(shape.ranks_each, [&](int local) {
+      GpuRank rank(machine->api(), local);
+      return body(rank, fabric->process() * shape.ranks_each + local);
+    });
+  }
+};
+
+// A job of forked processes with a fake driver each.
+std::string OnGpus(Shape shape, const std::function<std::string(GpuProcess&)>& body,
+                   Machine::Gpus gpus = Machine::Gpus::kOneEach) {
+  auto process = std::make_shared<GpuProcess>();
+  return InForkedProcesses(
+      shape,
+      [&](int number) {
+        process->shape = shape;
+        process->machine = std::make_unique<Machine>(shape, number, gpus);
+        return process->machine->AddTo(TestOptions());
+      },
+      [&](LocalRanks& ranks) {
+        process->fabric = std::shared_ptr<Fabric>(&ranks.fabric(), [](Fabric*) {});
+        SetCurrentFabric(process->fabric);
+        if (process->fabric->gpus() == nullptr) return process->fabric->gpu_reason();
+        const std::string failed = body(*process);
+        SetCurrentFabric(nullptr);
+        return failed;
+      });
+}
+
+class GpuCalls : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(GpuCalls, EveryOpMovesTheRightBytes) {
+  const Shape shape = GetParam();
+  EXPECT_EQ(OnGpus(shape,
+                   [&](GpuProcess& process) {
+                     const std::vector<Problem> problems = GpuProblems(shape.size());
+                     std::vector<CallPointer> calls;
+                     for (size_t i = 0; i < problems.size(); ++i) {
+                       calls.push_back(MakeCall(problems[i], shape.Ids(), 100 + i));
+                     }
+                     return process.OnEveryGpu([&](GpuRank& rank, int position) {
+                       std::string failed;
+                       for (int data = 0; data < 3; ++data) {
+                         for (size_t i = 0; i < calls.size(); ++i) {
+                           failed += RunOnGpu(*calls[i], rank, problems[i], position, data);
+                         }
+                       }
+                       return failed;
+                     });
+                   }),
+            "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, GpuCalls,
+                         ::testing::Values(Shape{1, 2}, Shape{1, 4}, Shape{2, 1}, Shape{2, 2},
+                                           Shape{3, 1}),
+                         ShapeName);
+
+TEST(GpuCall, RanksMayShareAGpu) {
+  const Shape shape{2, 1};
+  const Problem problem = GpuProblems(2)[0];
+  const auto body = [&](GpuProcess& process) {
+    const CallPointer call = MakeCall(problem, shape.Ids(), 7);
+    return process.OnEveryGpu([&](GpuRank& rank, int position) {
+      const std::string failed = RunOnGpu(*call, rank, problem, position, 0);
+      const auto communicator =
+          process.fabric->gpus()->CommunicatorFor(0, shape.Ids(), 0, "the same call");
+      // The blocks of both have to be resident together.
+      const uint32_t lanes = (*communicator)->view().shape.lanes;
+      return failed + (lanes == 1 ? "" : StrCat(lanes, " lanes"));
+    });
+  };
+  EXPECT_EQ(OnGpus(shape, body, Machine::Gpus::kOneForAll), "");
+}
+
+// Groups of a program's call: each rank has one communicator, made when it first needs it.
+TEST(GpuCall, GroupsAreIndependent) {
+  const Shape shape{2, 2};
+  EXPECT_EQ(OnGpus(shape,
+                   [&](GpuProcess& process) {
+                     const Problem problem = GpuProblems(2)[0];
+                     CallSpec spec = problem.Spec({0, 1}, 3);
+                     spec.groups = {{0, 2048}, {1, 2049}};
+                     GpuCall call(spec, GpuCall::Slot::kInOrder);
+                     return process.OnEveryGpu([&](GpuRank& rank, int position) {
+                       return RunOnGpu(call, rank, problem, position / 2, 5);
+                     });
+                   }),
+            "");
+}
+
+TEST(GpuCall, PositionsAreLookedUpInTheDevicesOfTheExecutable) {
+  const Shape shape{2, 1};
+  EXPECT_EQ(OnGpus(shape,
+                   [&](GpuProcess& process) {
+                     const Problem problem = GpuProblems(2)[1];
+                     CallSpec spec = problem.Spec({0, 1}, 3);
+                     spec.by_position = true;
+                     const uint64_t begun = SiteRegistry::Get().BeginCompilation();
+                     GpuCall call(spec, GpuCall::Slot::kInOrder);
+                     // The mesh runs the other way round.
+                     const std::vector<int64_t> devices = {2048, 0};
+                     SiteRegistry::Get().EndGpuCompilation(begun, devices);
+                     return process.OnEveryGpu([&](GpuRank& rank, int position) {
+                       return RunOnGpu(call, rank, problem, 1 - position, 5);
+                     });
+                   }),
+            "");
+}
+
+TEST(GpuCall, UnknownPositionsAreAnError) {
+  const Shape shape{1, 2};
+  const std::string failed = OnGpus(shape, [&](GpuProcess& process) {
+    CallSpec spec = GpuProblems(2)[0].Spec({0, 1}, 3);
+    spec.by_position = true;
+    GpuCall call(spec, GpuCall::Slot::kInOrder);
+    return process.OnEveryGpu([&](GpuRank& rank, int position) {
+      return RunOnGpu(call, rank, GpuProblems(2)[0], position, 0);
+    });
+  });
+  EXPECT_NE(failed.find("it is not known which devices the program runs on"), std::string::npos)
+      << failed;
+}
+
+// A graph that was captured once runs again and again with what is then in the buffers: nothing of
+// the host takes part.
+TEST(GpuCall, ReplaysOfAGraphNeedNoHost) {
+  const Shape shape{2, 1};
+  EXPECT_EQ(OnGpus(shape,
+                   [&](GpuProcess& process) {
+                     const std::vector<Problem> problems = GpuProblems(2);
+                     std::vector<CallPointer> calls;
+                     for (size_t i = 0; i < problems.size(); ++i) {
+                       calls.push_back(MakeCall(problems[i], shape.Ids(), 100 + i));
+                     }
+                     return process.OnEveryGpu([&](GpuRank& rank, int position) {
+                       const cuda::Api& api = rank.api();
+                       std::vector<GpuRank::Execution> executions;
+                       std::string failed;
+                       for (size_t i = 0; i < calls.size(); ++i) {
+                         executions.push_back(rank.Make(problems[i], position, 0));
+                         failed += Text(calls[i]->Prepare(rank.ordinal(), executions[i].buffers));
+                       }
+                       const cuda::ScopedContext current(api, rank.context());
+                       cuda::CUgraph graph{};
+                       cuda::CUgraphExec replay{};
+                       (void)api.cuStreamBeginCapture(rank.stream(),
+                                                      cuda::CU_STREAM_CAPTURE_MODE_RELAXED);
+                       for (size_t i = 0; i < calls.size(); ++i) {
+                         failed += Text(calls[i]->Launch(rank.ordinal(), rank.stream(),
+                                                         executions[i].buffers));
+                       }
+                       if (api.cuStreamEndCapture(rank.stream(), &graph) != cuda::CUDA_SUCCESS ||
+                           api.cuGraphInstantiate(&replay, graph, 0) != cuda::CUDA_SUCCESS) {
+                         return failed + "no graph";
+                       }
+                       for (int data = 0; data < 60 && failed.empty(); ++data) {
+                         for (size_t i = 0; i < calls.size(); ++i) {
+                           rank.Fill(executions[i], problems[i], position, data);
+                         }
+                         if (api.cuGraphLaunch(replay, rank.stream()) != cuda::CUDA_SUCCESS) {
+                           failed += "no launch";
+                         }
+                         failed += rank.Synchronize();
+                         for (size_t i = 0; i < calls.size(); ++i) {
+                           failed += rank.Check(executions[i], problems[i], position, data);
+                         }
+                         // Calls between replays count on.
+                         if (data % 20 == 7) {
+                           failed += RunOnGpu(*calls[0], rank, problems[0], position, data);
+                         }
+                       }
+                       (void)api.cuGraphExecDestroy(replay);
+                       (void)api.cuGraphDestroy(graph);
+                       for (const auto& execution : executions) rank.Free(execution);
+                       return failed;
+                     });
+                   }),
+            "");
+}
+
+// One rank alternates between streams; the other does not.
+TEST(GpuCall, AStreamFollowsTheLast) {
+  const Shape shape{1, 2};
+  EXPECT_EQ(OnGpus(shape,
+                   [&](GpuProcess& process) {
+                     const Problem problem = GpuProblems(2)[0];
+                     const CallPointer call = MakeCall(problem, shape.Ids(), 7);
+                     return process.OnEveryGpu([&](GpuRank& rank, int position) {
+                       GpuRank other(rank.api(), rank.ordinal());
+                       std::vector<GpuRank::Execution> executions;
+                       std::string failed;
+                       for (int data = 0; data < 50; ++data) {
+                         executions.push_back(rank.Make(problem, position, data));
+                         GpuRank& on = position == 1 && data % 3 == 0 ? other : rank;
+                         failed += Text(
+                             call->Launch(rank.ordinal(), on.stream(), executions.back().buffers));
+                       }
+                       failed += rank.Synchronize() + other.Synchronize();
+                       for (int data = 0; data < 50; ++data) {
+                         const auto& execution = executions[static_cast<size_t>(data)];
+                         failed += rank.Check(execution, problem, position, data);
+                         rank.Free(execution);
+                       }
+                       return failed;
+                     });
+                   }),
+            "");
+}
+
+}  // namespace
+}  // namespace jaxfabric::testing

@@ -1,0 +1,191 @@
+#include "collective/gpu/call.h"
+
+#include <algorithm>
+
+#include "collective/call_site.h"
+#include "collective/fabric.h"
+#include "collective/plan.h"
+#include "device/launch.h"
+
+namespace jaxfabric {
+namespace {
+
+// Never 0, which is no call.
+uint32_t Fold(uint64_t hash) {
+  const auto folded = static_cast<uint32_t>(hash ^ (hash >> 32));
+  return folded == 0 ? 1 : folded;
+}
+
+Result<device::Move> MoveOf(OpKind kind) {
+  switch (kind) {
+    case OpKind::kAllGather:
+      return device::Move::kAllGather;
+    case OpKind::kAllToAll:
+      return device::Move::kAllToAll;
+    case OpKind::kPermute:
+      return device::Move::kPermute;
+    case OpKind::kBroadcast:
+      return device::Move::kBroadcast;
+    default:
+      return Status(Code::kUnimplemented, StrCat(OpKindName(kind), " has no kernel for GPUs yet"));
+  }
+}
+
+bool Reduces(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter; }
+
+}  // namespace
+
+GpuCall::GpuCall(CallSpec spec, Slot slot)
+    : spec_(std::move(spec)),
+      slot_(slot),
+      instance_(SiteRegistry::Get().Add(spec_.Hash())),
+      header_(Fold(spec_.Hash())) {}
+
+Status GpuCall::Prepare(int ordinal, const Buffers& buffers) {
+  return BindingFor(ordinal, buffers).status();
+}
+
+Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffers) {
+  if (ordinal < 0 || static_cast<size_t>(ordinal) >= kMaxOrdinals) {
+    return Status(Code::kInvalidArgument,
+                  StrCat(spec_.label, ": GPU ", ordinal, " is not one of the ", kMaxOrdinals,
+                         " that a process may have"));
+  }
+  // Acquire: pairs with the release below, so the binding is complete.
+  Binding* binding = bindings_[ordinal].load(std::memory_order_acquire);
+  if (binding != nullptr && IsCurrentFabric(binding->fabric.get())) return binding;
+
+  std::shared_ptr<Fabric> fabric = CurrentFabric();
+  if (!fabric) {
+    return Status(Code::kFailedPrecondition,
+                  StrCat(spec_.label,
+                         ": jaxfabric is not initialized in this process; call "
+                         "jaxfabric.initialize() first"));
+  }
+  if (fabric->gpus() == nullptr) {
+    return Status(Code::kFailedPrecondition,
+                  StrCat(spec_.label, ": the fabric has no GPUs: ", fabric->gpu_reason()));
+  }
+  const int local = fabric->gpus()->LocalIndex(ordinal);
+  if (local < 0) {
+    return Status(Code::kInternal, StrCat(spec_.label, ": GPU ", ordinal,
+                                          " was not there when the fabric was initialized"));
+  }
+  auto bound = Bind(std::move(fabric), local, buffers);
+  if (!bound.ok()) return bound.status();
+  std::lock_guard lock(mutex_);
+  owned_.push_back(*std::move(bound));
+  // Release: who reads it finds it complete.
+  bindings_[ordinal].store(owned_.back().get(), std::memory_order_release);
+  return owned_.back().get();
+}
+
+Result<std::vector<int64_t>> GpuCall::GroupOf(int64_t rank) const {
+  std::vector<int64_t> devices;
+  if (spec_.by_position) {
+    devices = instance_.clock->Devices();
+    if (devices.empty()) {
+      return Status(Code::kFailedPrecondition,
+                    StrCat(spec_.label,
+                           ": it names positions in a mesh, and it is not known which devices the "
+                           "program runs on: compile it with jax.jit in this process"));
+    }
+  }
+  for (const auto& group : spec_.groups) {
+    std::vector<int64_t> ranks;
+    for (int64_t member : group) {
+      if (!spec_.by_position) {
+        ranks.push_back(member);
+      } else if (member >= 0 && static_cast<size_t>(member) < devices.size()) {
+        ranks.push_back(devices[static_cast<size_t>(member)]);
+      }
+    }
+    if (ranks.size() == group.size() &&
+        std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) {
+      return ranks;
+    }
+  }
+  return Status(Code::kInvalidArgument,
+                StrCat(spec_.label, ": device ", rank, " is in none of the call's groups"));
+}
+
+Result<std::unique_ptr<GpuCall::Binding>> GpuCall::Bind(std::shared_ptr<Fabric> fabric, int local,
+                                                        const Buffers& buffers) {
+  GpuDomain& domain = *fabric->gpus();
+  JF_ASSIGN_OR_RETURN(const std::vector<int64_t> ranks, GroupOf(domain.rank(local)));
+  JF_RETURN_IF_ERROR(CheckSizes(spec_, static_cast<int>(ranks.size()), buffers));
+  const std::string call = StrCat(spec_.label, " at ", SiteRegistry::Get().Source(spec_.site));
+  domain.Describe(header_, call);
+  auto binding = std::make_unique<Binding>();
+  binding->local = local;
+  binding->domain = &domain;
+  JF_ASSIGN_OR_RETURN(binding->communicator,
+                      domain.CommunicatorFor(local, ranks, static_cast<uint32_t>(slot_), call));
+  binding->fabric = std::move(fabric);
+  JF_RETURN_IF_ERROR(PlanLaunch(*binding, ranks, buffers));
+  return binding;
+}
+
+Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
+                           const Buffers& buffers) {
+  const device::ArenaShape& shape = binding.communicator->view().shape;
+  device::Launch launch;
+  if (Reduces(spec_.kind)) {
+    const uint64_t bytes = buffers.output_bytes;
+    launch = spec_.kind == OpKind::kAllReduce
+                 ? device::PlanAllReduce(shape, buffers.dtype, spec_.reduction, bytes)
+                 : device::PlanReduceScatter(shape, buffers.dtype, spec_.reduction, bytes);
+    binding.amount = bytes / DTypeSize(buffers.dtype) *
+                     device::KernelElement(buffers.dtype, spec_.reduction).factor;
+  } else {
+    binding.amount = buffers.input_bytes;
+    if (spec_.kind == OpKind::kAllToAll) binding.amount /= ranks.size();
+    if (spec_.kind == OpKind::kBarrier) {
+      launch = device::PlanBarrier();
+    } else {
+      JF_ASSIGN_OR_RETURN(const device::Move move, MoveOf(spec_.kind));
+      launch = device::PlanMove(shape, move, binding.amount);
+    }
+  }
+  binding.root = static_cast<uint32_t>(spec_.root);
+  const auto position = static_cast<int64_t>(binding.communicator->view().rank);
+  for (size_t i = 0; i + 1 < spec_.pairs.size(); i += 2) {
+    if (spec_.pairs[i] == position) binding.target = static_cast<int32_t>(spec_.pairs[i + 1]);
+    if (spec_.pairs[i + 1] == position) binding.source = static_cast<int32_t>(spec_.pairs[i]);
+  }
+  binding.blocks = launch.blocks;
+  JF_ASSIGN_OR_RETURN(binding.function, binding.domain->Function(binding.local, launch.kernel));
+  return OkStatus();
+}
+
+Status GpuCall::Launch(int ordinal, cuda::CUstream stream, const Buffers& buffers) {
+  JF_ASSIGN_OR_RETURN(Binding* const binding, BindingFor(ordinal, buffers));
+  GpuDomain& domain = *binding->domain;
+  if (domain.failed()) return domain.failure();
+  const cuda::Api& api = domain.api();
+  const cuda::ScopedContext current(api, domain.gpu(binding->local).context());
+  JF_RETURN_IF_ERROR(current.status());
+  JF_RETURN_IF_ERROR(binding->communicator->Follow(api, stream));
+  domain.NoteLaunch(binding->local, header_);
+  const auto launch = [&](auto& arguments) {
+    void* parameters[] = {&arguments};
+    return JF_CUDA_CALL(api, cuLaunchKernel, binding->function, binding->blocks, 1, 1,
+                        domain.block_threads(), 1, 1, 0, stream, parameters, nullptr);
+  };
+  if (Reduces(spec_.kind)) {
+    device::ReduceArguments arguments{binding->communicator->view(), header_, buffers.input,
+                                      buffers.output, binding->amount};
+    return launch(arguments);
+  }
+  device::MoveArguments arguments{binding->communicator->view(),
+                                  header_,
+                                  binding->root,
+                                  binding->target,
+                                  binding->source,
+                                  buffers.input,
+                                  buffers.output,
+                                  binding->amount};
+  return launch(arguments);
+}
+
+}  // namespace jaxfabric

@@ -1,0 +1,73 @@
+// A call instruction of a program for GPUs: what the FFI instantiate stage makes, and what launches
+// its kernel.
+//
+// Calls of one communicator and slot meet in launch order, which a stream fixes and which is the
+// same on all ranks of an SPMD program; the header that travels with the first signal says which
+// call it is, so that a difference is an error on all of them. Threads: one per device.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "collective/call.h"
+#include "collective/gpu/domain.h"
+#include "collective/launch.h"
+
+namespace jaxfabric {
+
+class Fabric;
+
+class GpuCall {
+ public:
+  // Calls that the main stream waits for, and started ones that run beside it.
+  enum class Slot : uint32_t { kInOrder = 0, kStarted = 1 };
+
+  GpuCall(CallSpec spec, Slot slot);
+
+  // Sets the communicator up before the first launch of the GPU with this ordinal: may wait for the
+  // other ranks. Only the sizes and the type of `buffers` are looked at. After it Launch() neither
+  // allocates nor waits. Cheap once done.
+  Status Prepare(int ordinal, const Buffers& buffers);
+
+  // Launches the kernel on `stream`. Prepares first if that has not been done, which a stream that
+  // is being captured does not allow.
+  Status Launch(int ordinal, cuda::CUstream stream, const Buffers& buffers);
+
+  const CallSpec& spec() const { return spec_; }
+
+ private:
+  // What a launch on one GPU needs beside the buffers.
+  struct Binding {
+    std::shared_ptr<Fabric> fabric;  // keeps the domain
+    GpuDomain* domain = nullptr;
+    int local = -1;
+    std::shared_ptr<GpuCommunicator> communicator;
+    cuda::CUfunction function = nullptr;
+    uint32_t blocks = 1;
+    uint64_t amount = 0;  // elements or bytes, as the kernel counts
+    uint32_t root = 0;
+    int32_t target = -1, source = -1;
+    uint64_t fabric_serial = 0;
+  };
+
+  Result<Binding*> BindingFor(int ordinal, const Buffers& buffers);
+  Result<std::unique_ptr<Binding>> Bind(std::shared_ptr<Fabric> fabric, int local,
+                                        const Buffers& buffers);
+  // The group of this rank as ranks, and its position in it.
+  Result<std::vector<int64_t>> GroupOf(int64_t rank) const;
+  Status PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks, const Buffers& buffers);
+
+  static constexpr size_t kMaxOrdinals = 64;
+  const CallSpec spec_;
+  const Slot slot_;
+  const SiteRegistry::Instance instance_;
+  const uint32_t header_;
+  std::mutex mutex_;  // guards owned_ and the making of bindings
+  std::vector<std::unique_ptr<Binding>> owned_;
+  std::atomic<Binding*> bindings_[kMaxOrdinals] = {};  // by ordinal: read without the mutex
+};
+
+}  // namespace jaxfabric

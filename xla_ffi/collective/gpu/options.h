@@ -1,0 +1,27 @@
+// The GPUs of a process, and the settings of a fabric for them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace jaxfabric {
+
+namespace cuda {
+struct Api;
+}
+
+struct LocalGpu {
+  int64_t rank;
+  int ordinal;  // of the CUDA driver in this process
+};
+
+struct GpuOptions {
+  const cuda::Api* api = nullptr;  // null: the driver of this machine
+  const void* image = nullptr;     // the kernels
+  size_t pool_bytes = 48 << 20;    // of every GPU
+  size_t arena_bytes = 12 << 20;   // of a communicator, while the pool has so much left
+  unsigned block_threads = 512;    // fewer where threads are emulated
+  double deadline = 300;           // seconds one call may wait for its peers
+};
+
+}  // namespace jaxfabric
