@@ -10,9 +10,11 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/deadline.h"
 #include "drivers/cuda/fake/driver.h"
 #include "drivers/cuda/handles.h"
 #include "os/open_fds.h"
@@ -45,6 +47,9 @@ class FakeGpuTest : public ::testing::Test {
     EXPECT_EQ(driver_->Leaks(), "");
     driver_.reset();
     EXPECT_EQ(OpenFds(), before_);
+    // A thread that has been joined may show for a moment longer.
+    const Deadline deadline = Deadline::AfterSeconds(10);
+    while (Threads() > threads_ && !deadline.expired()) std::this_thread::yield();
     EXPECT_EQ(Threads(), threads_);
     EXPECT_EQ(SharedMappings(), 0);
   }
