@@ -3,12 +3,18 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <memory>
+#include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/deadline.h"
 #include "drivers/cuda/fake/driver.h"
 #include "drivers/cuda/handles.h"
 #include "os/open_fds.h"
@@ -28,16 +34,23 @@ T Must(Result<T> result) {
 class FakeGpuTest : public ::testing::Test {
  protected:
   explicit FakeGpuTest(FakeConfig config = {})
-      : before_(OpenFds()), driver_(std::make_unique<FakeDriver>(std::move(config))) {
+      : before_(OpenFds()),
+        threads_(Threads()),
+        driver_(std::make_unique<FakeDriver>(std::move(config))) {
     for (int i = 0; i < 2; ++i) contexts_.push_back(Must(PrimaryContext::Retain(api(), i)));
     current_ = std::make_unique<ScopedContext>(api(), contexts_[0].context());
   }
   ~FakeGpuTest() override {
+    loaded_.clear();
     current_.reset();
     contexts_.clear();
     EXPECT_EQ(driver_->Leaks(), "");
     driver_.reset();
     EXPECT_EQ(OpenFds(), before_);
+    // A thread that has been joined may show for a moment longer.
+    const Deadline deadline = Deadline::AfterSeconds(10);
+    while (Threads() > threads_ && !deadline.expired()) std::this_thread::yield();
+    EXPECT_EQ(Threads(), threads_);
     EXPECT_EQ(SharedMappings(), 0);
   }
 
@@ -58,10 +71,15 @@ class FakeGpuTest : public ::testing::Test {
     return api().cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters,
                                 nullptr);
   }
-  void Unload() { loaded_.clear(); }
 
  private:
+  static long Threads() {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    return std::distance(begin(tasks), end(tasks));
+  }
+
   const std::set<std::string> before_;
+  const long threads_;
   std::unique_ptr<FakeDriver> driver_;
   std::vector<PrimaryContext> contexts_;
   std::unique_ptr<ScopedContext> current_;

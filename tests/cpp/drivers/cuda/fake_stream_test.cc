@@ -41,7 +41,6 @@ class FakeStream : public FakeGpuTest {
   }
   ~FakeStream() override {
     (void)api().cuMemFree(value_);  // an error after a fault
-    Unload();
   }
   CUresult Apply(const Stream& stream, int factor, int term) {
     return Launch(affine_, stream.get(),
