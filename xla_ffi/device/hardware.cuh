@@ -12,6 +12,7 @@
 
 #if defined(__CUDACC__)
 #define JF_DEVICE __device__ __forceinline__
+#define JF_COLD __device__ __noinline__
 // A kernel with one argument. At most kBlockThreads threads.
 #define JF_KERNEL(name, Arguments)                                                 \
   extern "C" __global__ void __launch_bounds__(::jaxfabric::device::kBlockThreads) \
@@ -25,6 +26,7 @@
 
 #include "drivers/cuda/fake/grid.h"
 #define JF_DEVICE inline
+#define JF_COLD
 #define JF_KERNEL(name, Arguments) static void name(const Arguments& arguments)
 #define JF_SHARED(Type, name)       \
   static const char name##_key = 0; \
@@ -59,6 +61,8 @@ JF_DEVICE uint64_t AcquireLoad(const uint64_t* address) {
 JF_DEVICE void ReleaseStore(uint64_t* address, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
+// Returns when everybody sees what this thread has stored.
+JF_DEVICE void SystemFence() { __threadfence_system(); }
 // Of a word that the host writes, or reads.
 JF_DEVICE uint32_t HostLoad(const uint32_t* address) {
   uint32_t value;
@@ -116,6 +120,7 @@ inline void ReleaseStore(uint64_t* address, uint64_t value) {
   __atomic_store_n(address, value, __ATOMIC_RELEASE);
   emulation::MaybeSwitch();
 }
+inline void SystemFence() {}
 inline uint32_t HostLoad(const uint32_t* address) {
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }

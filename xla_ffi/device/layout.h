@@ -49,8 +49,9 @@ struct ArenaShape {
   JF_HOST_DEVICE constexpr uint64_t ControlOffset(uint32_t lane) const {
     return uint64_t{kLineBytes} * (1 + lane);  // the first line has the claim on the fault record
   }
+  JF_HOST_DEVICE constexpr uint64_t NoticesOffset() const { return ControlOffset(lanes); }
   JF_HOST_DEVICE constexpr uint64_t CellsOffset(uint32_t lane, uint32_t parity) const {
-    return ControlOffset(lanes) + (uint64_t{lane} * 2 + parity) * CellLine();
+    return NoticesOffset() + (1 + uint64_t{lane} * 2 + parity) * CellLine();
   }
   JF_HOST_DEVICE constexpr uint64_t PacketsOffset(uint32_t lane, uint32_t parity,
                                                   uint32_t source) const {
@@ -86,7 +87,7 @@ struct FaultRecord {
   uint32_t peer;
   uint32_t lane;
   uint32_t step;         // this rank's
-  uint32_t peer_step;    // what the peer has shown last
+  uint32_t peer_step;    // what the peer has shown last, or 0
   uint32_t header;       // of this rank's call
   uint32_t peer_header;  // of the peer's
 };
