@@ -74,6 +74,15 @@ JF_DEVICE void HostReleaseStore(uint32_t* address, uint32_t value) {
 }
 // Atomically sets a word of this GPU that was 0; true for the one that did.
 JF_DEVICE bool TryClaim(uint32_t* word) { return atomicCAS(word, 0u, 1u) == 0u; }
+// Adds to a word of this GPU and returns what it was.
+JF_DEVICE uint32_t AcquireReleaseAdd(uint32_t* word, uint32_t value) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(word), "r"(value)
+               : "memory");
+  return old;
+}
 
 // A packet's halves are never torn; each tells by its flag whether it is there.
 JF_DEVICE Packet LoadPacket(const Packet* address) {
@@ -131,6 +140,10 @@ inline bool TryClaim(uint32_t* word) {
   uint32_t expected = 0;
   return __atomic_compare_exchange_n(word, &expected, 1u, false, __ATOMIC_RELAXED,
                                      __ATOMIC_RELAXED);
+}
+inline uint32_t AcquireReleaseAdd(uint32_t* word, uint32_t value) {
+  emulation::MaybeSwitch();
+  return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL);
 }
 
 // As on a GPU, a half (data and its flag) is never torn, and the two halves may come apart.

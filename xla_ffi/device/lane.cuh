@@ -84,6 +84,27 @@ class Lane {
     return seen;
   }
 
+  // Returns when all lanes of this rank have called it: what they did before is done.
+  JF_DEVICE void SyncGrid() {
+    hw::SyncBlock();
+    if (hw::Thread() == 0) {
+      ArenaHead* head = Head(c_);
+      const uint64_t generation = hw::AcquireLoad(&head->generation);
+      // Release: the block's writes, which SyncBlock has put before this, are for whom the last one
+      // to arrive releases; acquire: that one has them all.
+      if (hw::AcquireReleaseAdd(&head->arrived, 1) + 1 == hw::Blocks()) {
+        head->arrived = 0;
+        hw::ReleaseStore(&head->generation, generation + 1);
+      }
+      uint64_t since = 0;
+      for (uint32_t spins = 1; hw::AcquireLoad(&head->generation) == generation; ++spins) {
+        hw::Pause();
+        if (spins % kSpinsPerLook == 0) CheckPatience(rank(), spins / kSpinsPerLook, since);
+      }
+    }
+    hw::SyncBlock();
+  }
+
   // The lane's last word: keeps the counter for the next kernel.
   JF_DEVICE void End() {
     // Packets have 32 bits of step. Before these come again, nobody may find a packet of old.
@@ -108,7 +129,7 @@ class Lane {
   // Apart, so that it takes no registers from what is fast.
   [[noreturn]] static JF_COLD void Stop(const Communicator& c, FaultRecord fault) {
     // The first of all lanes and threads tells.
-    if (hw::TryClaim(reinterpret_cast<uint32_t*>(c.arena[c.rank]))) {
+    if (hw::TryClaim(&Head(c)->claimed)) {
       const auto kind = static_cast<FaultKind>(fault.kind);
       // Before the record is whole, since then the others end the kernel.
       if (kind == FaultKind::kMismatch || kind == FaultKind::kRagged) {
@@ -136,6 +157,9 @@ class Lane {
     }
   }
 
+  static JF_DEVICE ArenaHead* Head(const Communicator& c) {
+    return reinterpret_cast<ArenaHead*>(c.arena[c.rank]);
+  }
   JF_DEVICE LaneControl* Control() const {
     return reinterpret_cast<LaneControl*>(c_.arena[rank()] + c_.shape.ControlOffset(lane_));
   }

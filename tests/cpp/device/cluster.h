@@ -24,8 +24,9 @@ namespace jaxfabric::device {
 inline const EmulatedKernel& FindKernel(const std::string& name) {
   static const auto* table = [] {
     auto* kernels = new std::map<std::string, EmulatedKernel>();
-    for (auto list : {AllGatherKernels(), AllReduceKernels(), AllToAllKernels(), BarrierKernels(),
-                      BroadcastKernels(), PermuteKernels(), ReduceScatterKernels()}) {
+    for (auto list :
+         {AllGatherKernels(), AllReduceKernels(), AllToAllKernels(), BarrierKernels(),
+          BroadcastKernels(), PermuteKernels(), RaggedAllToAllKernels(), ReduceScatterKernels()}) {
       for (const EmulatedKernel& kernel : list) kernels->emplace(kernel.name, kernel);
     }
     return kernels;
@@ -106,12 +107,16 @@ class Cluster {
     EXPECT_EQ(found.argument_bytes, sizeof(Arguments)) << kernel;
     const auto* begin = reinterpret_cast<const std::byte*>(&arguments);
     ended[rank] = false;
-    return grid_.Launch(found.body, {begin, begin + sizeof(Arguments)}, {blocks, threads},
-                        [this, rank, finished = std::move(finished)](bool trap) {
-                          ended[rank] = true;
-                          trapped[rank] = trap;
-                          if (finished) finished(trap);
-                        });
+    return launched_[rank] =
+               grid_.Launch(found.body, {begin, begin + sizeof(Arguments)}, {blocks, threads},
+                            [this, rank, finished = std::move(finished)](bool trap) {
+                              ended[rank] = true;
+                              trapped[rank] = trap;
+                              if (finished) finished(trap);
+                            });
+  }
+  void KillAll() {
+    for (const auto& [rank, id] : launched_) grid_.Kill(id);
   }
   void RunAll() {
     while (grid_.Run(1 << 20)) {
@@ -145,6 +150,7 @@ class Cluster {
 
  private:
   ArenaShape shape_;
+  std::map<uint32_t, uint64_t> launched_;
   std::vector<std::unique_ptr<std::byte, decltype(&std::free)>> arenas_;
   std::vector<std::unique_ptr<FaultRecord>> faults_;
   std::vector<std::unique_ptr<HostControl>> controls_;

@@ -4,6 +4,11 @@
 namespace jaxfabric::device {
 namespace {
 
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kThreadSanitizer = true;
+#else
+constexpr bool kThreadSanitizer = false;
+#endif
 constexpr uint64_t kSecond = 1'000'000'000;
 // Enough for everything that can happen in these tests to have happened.
 constexpr uint64_t kTurns = 400'000;
@@ -30,7 +35,9 @@ TEST_P(LaneFault, WhoIsInAnotherCallFailsAllAtOnce) {
       if (rank > 0 && rank < ranks - 1 && seed % 3 != 0) continue;
       if (rank == 0 && seed % 2 != 0) continue;
       const uint32_t header = calls[rank].header + 1 + rank;
-      if (seed % 5 == 0) {  // the same, of another length
+      // They write what they want into each other's areas, until one notices: a race, and no harm.
+      if (kThreadSanitizer) {
+      } else if (seed % 5 == 0) {  // the same, of another length
         calls[rank].blocks = 1;
         calls[rank].bytes = 8;
       } else if (seed % 5 != 1) {
@@ -39,8 +46,7 @@ TEST_P(LaneFault, WhoIsInAnotherCallFailsAllAtOnce) {
       }
       calls[rank].header = header;
     }
-    std::vector<MixedRank> all;
-    for (uint32_t rank = 0; rank < ranks; ++rank) all.emplace_back(cluster, rank);
+    MixedRanks all(cluster);
     for (uint32_t rank = 0; rank < ranks; ++rank) all[rank].Start(calls[rank]);
     cluster.grid().Run(kTurns);
     for (uint32_t rank = 0; rank < ranks; ++rank) {
@@ -66,8 +72,7 @@ TEST_P(LaneFault, WhoIsDeadIsNamedAfterTheDeadline) {
     const MixedCall warm = RandomCall(random, shape, GetParam());
     ASSERT_TRUE(RunCalls(cluster, 2, [&](uint32_t) { return warm; }));
     const MixedCall call = LongCall(random, shape, GetParam());
-    std::vector<MixedRank> all;
-    for (uint32_t rank = 0; rank < 4; ++rank) all.emplace_back(cluster, rank);
+    MixedRanks all(cluster);
     for (uint32_t rank = 0; rank < 4; ++rank) {
       const uint64_t id = all[rank].Start(call);
       if (rank == dead) cluster.grid().Kill(id);
@@ -105,9 +110,8 @@ TEST_P(LaneFault, WhoDiesInTheMiddleIsAtTheEndOfEveryChain) {
     Cluster cluster(shape, random());
     const auto dead = static_cast<uint32_t>(random() % 4);
     const MixedCall call = LongCall(random, shape, GetParam());
-    std::vector<MixedRank> all;
+    MixedRanks all(cluster);
     std::vector<uint64_t> ids;
-    for (uint32_t rank = 0; rank < 4; ++rank) all.emplace_back(cluster, rank);
     for (uint32_t rank = 0; rank < 4; ++rank) ids.push_back(all[rank].Start(call));
     cluster.grid().Run(random() % (call.Is("barrier") ? 40 : 1500));
     if (cluster.ended[dead]) continue;
@@ -140,8 +144,7 @@ TEST_P(LaneFault, WhoIsSlowIsWaitedFor) {
   const ArenaShape shape{3, 2, 128, kLineBytes * 3};
   Cluster cluster(shape, 5);
   const MixedCall call = LongCall(random, shape, GetParam());
-  std::vector<MixedRank> all;
-  for (uint32_t rank = 0; rank < 3; ++rank) all.emplace_back(cluster, rank);
+  MixedRanks all(cluster);
   for (uint32_t rank = 0; rank < 2; ++rank) all[rank].Start(call);
   cluster.grid().Run(kTurns / 4);
   cluster.grid().AdvanceClock(58 * kSecond);
@@ -160,8 +163,7 @@ TEST_P(LaneFault, TheHostEndsAWait) {
   const ArenaShape shape{3, 2, 128, kLineBytes * 3};
   Cluster cluster(shape, 6);
   const MixedCall call = LongCall(random, shape, GetParam());
-  std::vector<MixedRank> all;
-  for (uint32_t rank = 0; rank < 3; ++rank) all.emplace_back(cluster, rank);
+  MixedRanks all(cluster);
   for (uint32_t rank = 0; rank < 2; ++rank) all[rank].Start(call);
   cluster.grid().Run(kTurns / 4);
   EXPECT_FALSE(cluster.ended[0] || cluster.ended[1]);
@@ -181,8 +183,8 @@ TEST_P(LaneFault, WhoIsAheadOfItselfIsAProtocolError) {
   MixedCall call = LongCall(random, shape, GetParam());
   auto* cells = reinterpret_cast<uint64_t*>(cluster.arena(0) + shape.CellsOffset(0, 1));
   cells[1] = uint64_t{call.header} << 32 | 3;
-  MixedRank rank(cluster, 0);
-  rank.Start(call);
+  MixedRanks all(cluster);
+  all[0].Start(call);
   cluster.grid().Run(kTurns);
   EXPECT_TRUE(cluster.trapped[0]);
   EXPECT_EQ(cluster.Fault(0), FaultKind::kProtocol);
@@ -198,8 +200,8 @@ TEST(LaneRecord, IsWholeWhenItsKindIsSetAndIsWrittenOnce) {
     Cluster cluster(shape, seed);
     cluster.wait_milliseconds = 0;  // all threads and lanes fail at once
     MixedCall call{"all_reduce_packets_sum_uint8", 3, 3, 6, 300, 9, 0, 0, 0};
-    MixedRank rank(cluster, 1);
-    rank.Start(call);
+    MixedRanks all(cluster);
+    all[1].Start(call);
     FaultRecord first{};
     while (cluster.grid().Run(1)) {
       if (cluster.Fault(1) == FaultKind::kNone || first.kind != 0) continue;

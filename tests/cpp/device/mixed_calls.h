@@ -126,14 +126,27 @@ class MixedRank {
   Bytes input_{0}, output_{0};
 };
 
+// One for every rank. What is in flight in the end is dropped with the arrays.
+class MixedRanks {
+ public:
+  explicit MixedRanks(Cluster& cluster) : cluster_(cluster) {
+    for (uint32_t rank = 0; rank < cluster.ranks(); ++rank) all_.emplace_back(cluster, rank);
+  }
+  ~MixedRanks() { cluster_.KillAll(); }
+  MixedRank& operator[](uint32_t rank) { return all_[rank]; }
+
+ private:
+  Cluster& cluster_;
+  std::vector<MixedRank> all_;
+};
+
 // Does `count` calls, each rank as fast as it can; call(i) is asked for by every rank. Returns
 // whether all gave what they should.
 inline testing::AssertionResult RunCalls(Cluster& cluster, uint32_t count,
                                          const std::function<MixedCall(uint32_t)>& call) {
-  std::vector<MixedRank> ranks;
+  MixedRanks ranks(cluster);
   std::vector<uint32_t> done(cluster.ranks());
   testing::AssertionResult result = testing::AssertionSuccess();
-  for (uint32_t rank = 0; rank < cluster.ranks(); ++rank) ranks.emplace_back(cluster, rank);
   std::function<void(uint32_t)> next = [&](uint32_t rank) {
     ranks[rank].Start(call(done[rank]), [&, rank](bool trapped) {
       if (trapped) {

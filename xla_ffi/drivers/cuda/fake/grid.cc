@@ -109,6 +109,7 @@ struct Grid::Impl {
   uint64_t now = 0;
   // While all wait: since when, on the real clock, time has been added to `now`.
   std::optional<std::chrono::steady_clock::time_point> waiting_since;
+  const char* trapping = nullptr;
   std::string trap_reason;
   uint64_t next_id = 1;
   std::vector<std::unique_ptr<Launched>> in_flight;
@@ -236,6 +237,8 @@ void Grid::Impl::Turn() {
       Returned(index, thread);
       break;
     case Event::kTrapped:
+      // Not by the fibre: std::string's functions may be instrumented.
+      trap_reason = trapping;
       End(*thread.launched, true);
       break;
   }
@@ -423,7 +426,7 @@ void MaybeSwitch() {
 uint64_t NanoClock() { return running->now; }
 
 void Trap(const char* reason) {
-  running->trap_reason = reason;
+  running->trapping = reason;
   running->Leave(Event::kTrapped);
   __builtin_unreachable();
 }
