@@ -19,6 +19,7 @@ std::span<const EmulatedKernel> AllToAllKernels();
 std::span<const EmulatedKernel> BarrierKernels();
 std::span<const EmulatedKernel> BroadcastKernels();
 std::span<const EmulatedKernel> PermuteKernels();
+std::span<const EmulatedKernel> RaggedAllToAllKernels();
 std::span<const EmulatedKernel> ReduceScatterKernels();
 
 }  // namespace jaxfabric::device

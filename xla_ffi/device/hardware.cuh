@@ -12,6 +12,7 @@
 
 #if defined(__CUDACC__)
 #define JF_DEVICE __device__ __forceinline__
+#define JF_COLD __device__ __noinline__
 // A kernel with one argument. At most kBlockThreads threads.
 #define JF_KERNEL(name, Arguments)                                                 \
   extern "C" __global__ void __launch_bounds__(::jaxfabric::device::kBlockThreads) \
@@ -25,6 +26,7 @@
 
 #include "drivers/cuda/fake/grid.h"
 #define JF_DEVICE inline
+#define JF_COLD
 #define JF_KERNEL(name, Arguments) static void name(const Arguments& arguments)
 #define JF_SHARED(Type, name)       \
   static const char name##_key = 0; \
@@ -59,6 +61,8 @@ JF_DEVICE uint64_t AcquireLoad(const uint64_t* address) {
 JF_DEVICE void ReleaseStore(uint64_t* address, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
+// Returns when everybody sees what this thread has stored.
+JF_DEVICE void SystemFence() { __threadfence_system(); }
 // Of a word that the host writes, or reads.
 JF_DEVICE uint32_t HostLoad(const uint32_t* address) {
   uint32_t value;
@@ -70,6 +74,15 @@ JF_DEVICE void HostReleaseStore(uint32_t* address, uint32_t value) {
 }
 // Atomically sets a word of this GPU that was 0; true for the one that did.
 JF_DEVICE bool TryClaim(uint32_t* word) { return atomicCAS(word, 0u, 1u) == 0u; }
+// Adds to a word of this GPU and returns what it was.
+JF_DEVICE uint32_t AcquireReleaseAdd(uint32_t* word, uint32_t value) {
+  uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(word), "r"(value)
+               : "memory");
+  return old;
+}
 
 // A packet's halves are never torn; each tells by its flag whether it is there.
 JF_DEVICE Packet LoadPacket(const Packet* address) {
@@ -116,6 +129,7 @@ inline void ReleaseStore(uint64_t* address, uint64_t value) {
   __atomic_store_n(address, value, __ATOMIC_RELEASE);
   emulation::MaybeSwitch();
 }
+inline void SystemFence() {}
 inline uint32_t HostLoad(const uint32_t* address) {
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
@@ -126,6 +140,10 @@ inline bool TryClaim(uint32_t* word) {
   uint32_t expected = 0;
   return __atomic_compare_exchange_n(word, &expected, 1u, false, __ATOMIC_RELAXED,
                                      __ATOMIC_RELAXED);
+}
+inline uint32_t AcquireReleaseAdd(uint32_t* word, uint32_t value) {
+  emulation::MaybeSwitch();
+  return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL);
 }
 
 // As on a GPU, a half (data and its flag) is never torn, and the two halves may come apart.

@@ -10,7 +10,9 @@
 // in step k - 2, which everybody has read: all have signalled k - 1, and this rank has awaited
 // that. The counter lives in device memory, so a captured launch can be replayed as it is.
 //
-// A signal carries the call's header. Two ranks that meet in different calls both fail.
+// A signal carries the call's header. Two ranks that meet in different calls both fail, and so do
+// all others: who fails for a reason that is not the silence of a peer leaves a notice in every
+// arena, since a kernel that traps may not have signalled everybody.
 #pragma once
 
 #include "device/hardware.cuh"
@@ -75,11 +77,32 @@ class Lane {
       if (spins % kSpinsPerLook == 0) {
         // Relaxed would do: only the value is used.
         CheckCell(source, hw::AcquireLoad(Cell(rank(), source)));
-        CheckPatience(source, since);
+        CheckPatience(source, spins / kSpinsPerLook, since);
       }
       seen = hw::LoadPacket(address);
     }
     return seen;
+  }
+
+  // Returns when all lanes of this rank have called it: what they did before is done.
+  JF_DEVICE void SyncGrid() {
+    hw::SyncBlock();
+    if (hw::Thread() == 0) {
+      ArenaHead* head = Head(c_);
+      const uint64_t generation = hw::AcquireLoad(&head->generation);
+      // Release: the block's writes, which SyncBlock has put before this, are for whom the last one
+      // to arrive releases; acquire: that one has them all.
+      if (hw::AcquireReleaseAdd(&head->arrived, 1) + 1 == hw::Blocks()) {
+        head->arrived = 0;
+        hw::ReleaseStore(&head->generation, generation + 1);
+      }
+      uint64_t since = 0;
+      for (uint32_t spins = 1; hw::AcquireLoad(&head->generation) == generation; ++spins) {
+        hw::Pause();
+        if (spins % kSpinsPerLook == 0) CheckPatience(rank(), spins / kSpinsPerLook, since);
+      }
+    }
+    hw::SyncBlock();
   }
 
   // The lane's last word: keeps the counter for the next kernel.
@@ -90,27 +113,10 @@ class Lane {
     if (hw::Thread() == 0) Control()->step = step_;
   }
 
-  // Ends the kernel, with the reason in the fault record for the host.
+  // Ends the kernel, with the reason in the fault record for the host. `cell`: of the peer.
   [[noreturn]] JF_DEVICE void Fail(FaultKind kind, uint32_t peer, uint64_t cell) {
-    // The first of all lanes and threads tells.
-    if (hw::TryClaim(reinterpret_cast<uint32_t*>(c_.arena[rank()]))) {
-      FaultRecord* fault = c_.fault;
-      fault->rank = rank();
-      fault->peer = peer;
-      fault->lane = lane_;
-      fault->step = step_;
-      fault->peer_step = static_cast<uint32_t>(cell);
-      fault->header = header_;
-      fault->peer_header = static_cast<uint32_t>(cell >> 32);
-      // Release: the host that sees the kind sees the rest.
-      hw::HostReleaseStore(&fault->kind, static_cast<uint32_t>(kind));
-      hw::Trap();
-    }
-    // The record must be whole before the context ends.
-    for (;;) {
-      hw::Pause();
-      if (hw::HostLoad(&c_.fault->kind) != 0) hw::Trap();
-    }
+    Stop(c_, {static_cast<uint32_t>(kind), rank(), peer, lane_, step_, static_cast<uint32_t>(cell),
+              header_, static_cast<uint32_t>(cell >> 32)});
   }
 
  private:
@@ -120,13 +126,60 @@ class Lane {
   // 0 is what fresh memory holds. Leaves out 1 as well, so that parities alternate.
   static JF_DEVICE uint32_t Next(uint32_t step) { return step + 1 == 0 ? 2 : step + 1; }
 
+  // Apart, so that it takes no registers from what is fast.
+  [[noreturn]] static JF_COLD void Stop(const Communicator& c, FaultRecord fault) {
+    // The first of all lanes and threads tells.
+    if (hw::TryClaim(&Head(c)->claimed)) {
+      const auto kind = static_cast<FaultKind>(fault.kind);
+      // Before the record is whole, since then the others end the kernel.
+      if (kind == FaultKind::kMismatch || kind == FaultKind::kRagged) {
+        for (uint32_t to = 0; to < c.shape.ranks; ++to) {
+          // Relaxed would do: only the value is used.
+          hw::ReleaseStore(Notice(c, to, c.rank), uint64_t{fault.header} << 32 | fault.kind);
+        }
+      }
+      c.fault->rank = fault.rank;
+      c.fault->peer = fault.peer;
+      c.fault->lane = fault.lane;
+      c.fault->step = fault.step;
+      c.fault->peer_step = fault.peer_step;
+      c.fault->header = fault.header;
+      c.fault->peer_header = fault.peer_header;
+      // Release: the host that sees the kind sees the rest.
+      hw::HostReleaseStore(&c.fault->kind, fault.kind);
+      hw::SystemFence();
+      hw::Trap();
+    }
+    // The record must be whole before the context ends.
+    for (;;) {
+      hw::Pause();
+      if (hw::HostLoad(&c.fault->kind) != 0) hw::Trap();
+    }
+  }
+
+  static JF_DEVICE ArenaHead* Head(const Communicator& c) {
+    return reinterpret_cast<ArenaHead*>(c.arena[c.rank]);
+  }
   JF_DEVICE LaneControl* Control() const {
     return reinterpret_cast<LaneControl*>(c_.arena[rank()] + c_.shape.ControlOffset(lane_));
   }
   // Where `source` signals `rank`: one of each parity, since a peer may be a step ahead.
-  JF_DEVICE uint64_t* Cell(uint32_t rank, uint32_t source) const {
-    return reinterpret_cast<uint64_t*>(c_.arena[rank] + c_.shape.CellsOffset(lane_, parity())) +
+  JF_DEVICE uint64_t* Cell(uint32_t rank, uint32_t source, uint32_t parity) const {
+    return reinterpret_cast<uint64_t*>(c_.arena[rank] + c_.shape.CellsOffset(lane_, parity)) +
            source;
+  }
+  JF_DEVICE uint64_t* Cell(uint32_t rank, uint32_t source) const {
+    return Cell(rank, source, parity());
+  }
+  // Where `source` tells `rank` why it has failed: its header and the kind.
+  static JF_DEVICE uint64_t* Notice(const Communicator& c, uint32_t rank, uint32_t source) {
+    return reinterpret_cast<uint64_t*>(c.arena[rank] + c.shape.NoticesOffset()) + source;
+  }
+  // The newer of the peer's signals.
+  JF_DEVICE uint64_t LastSignal(uint32_t peer) const {
+    const uint64_t a = hw::AcquireLoad(Cell(rank(), peer, 0));
+    const uint64_t b = hw::AcquireLoad(Cell(rank(), peer, 1));
+    return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b)) > 0 ? a : b;
   }
 
   JF_DEVICE void AwaitPeer(uint32_t peer) {
@@ -137,7 +190,7 @@ class Lane {
       CheckCell(peer, cell);
       if (static_cast<uint32_t>(cell) == step_) return;
       hw::Pause();
-      if (spins % kSpinsPerLook == 0) CheckPatience(peer, since);
+      if (spins % kSpinsPerLook == 0) CheckPatience(peer, spins / kSpinsPerLook, since);
     }
   }
 
@@ -150,15 +203,25 @@ class Lane {
     }
   }
 
-  // Fails when the wait that began at `since` (0: has just begun) has lasted too long.
-  JF_DEVICE void CheckPatience(uint32_t peer, uint64_t& since) {
+  // Fails when another rank has, or when the wait that began at `since` (0: has just begun) has
+  // lasted too long. The looks of a wait go from rank to rank.
+  JF_DEVICE void CheckPatience(uint32_t peer, uint32_t look, uint64_t& since) {
+    const uint32_t from = look % ranks();
+    const uint64_t notice = hw::AcquireLoad(Notice(c_, rank(), from));
+    if (notice != 0) {
+      const auto kind = static_cast<FaultKind>(static_cast<uint32_t>(notice));
+      // One in this call may have failed because another is not: that one says so itself.
+      const bool stranger = static_cast<uint32_t>(notice >> 32) != header_;
+      if (stranger) Fail(FaultKind::kMismatch, from, notice >> 32 << 32);
+      if (kind == FaultKind::kRagged) Fail(kind, from, notice >> 32 << 32);
+    }
     const uint64_t now = hw::Nanoseconds();
     if (since == 0) since = now;
     FaultKind kind = FaultKind::kNone;
     if (now - since >= uint64_t{c_.wait_milliseconds} * 1000000) kind = FaultKind::kDeadline;
     if (hw::HostLoad(&c_.control->gone[peer]) != 0) kind = FaultKind::kGone;
     if (hw::HostLoad(&c_.control->abort) != 0) kind = FaultKind::kAborted;
-    if (kind != FaultKind::kNone) Fail(kind, peer, hw::AcquireLoad(Cell(rank(), peer)));
+    if (kind != FaultKind::kNone) Fail(kind, peer, LastSignal(peer));
   }
 
   // Two steps around the erasure: before the first everybody has read all packets, and nobody sends

@@ -31,6 +31,14 @@ struct alignas(16) Packet {
 static_assert(sizeof(Packet) == 16);
 inline constexpr uint32_t kPacketData = 8;
 
+// The first line of an arena: what the lanes of its rank share.
+struct alignas(kLineBytes) ArenaHead {
+  uint32_t claimed;     // the fault record is being written
+  uint32_t arrived;     // lanes in SyncGrid
+  uint64_t generation;  // how often all have left it
+};
+static_assert(sizeof(ArenaHead) == kLineBytes);
+
 struct alignas(kLineBytes) LaneControl {
   uint32_t step;  // the last one; only this lane of this rank reads and writes it
 };
@@ -47,10 +55,11 @@ struct ArenaShape {
     return (uint64_t{ranks} * 8 + kLineBytes - 1) / kLineBytes * kLineBytes;
   }
   JF_HOST_DEVICE constexpr uint64_t ControlOffset(uint32_t lane) const {
-    return uint64_t{kLineBytes} * (1 + lane);  // the first line has the claim on the fault record
+    return sizeof(ArenaHead) + uint64_t{kLineBytes} * lane;
   }
+  JF_HOST_DEVICE constexpr uint64_t NoticesOffset() const { return ControlOffset(lanes); }
   JF_HOST_DEVICE constexpr uint64_t CellsOffset(uint32_t lane, uint32_t parity) const {
-    return ControlOffset(lanes) + (uint64_t{lane} * 2 + parity) * CellLine();
+    return NoticesOffset() + (1 + uint64_t{lane} * 2 + parity) * CellLine();
   }
   JF_HOST_DEVICE constexpr uint64_t PacketsOffset(uint32_t lane, uint32_t parity,
                                                   uint32_t source) const {
@@ -87,7 +96,7 @@ struct FaultRecord {
   uint32_t peer;
   uint32_t lane;
   uint32_t step;         // this rank's
-  uint32_t peer_step;    // what the peer has shown last
+  uint32_t peer_step;    // what the peer has shown last, or 0; kRagged: the number of the slice
   uint32_t header;       // of this rank's call
   uint32_t peer_header;  // of the peer's
 };
@@ -131,5 +140,37 @@ struct MoveArguments {
   void* output;
   uint64_t bytes;
 };
+
+// The arguments of ragged_all_to_all: rank i gets the slices number i * slices and following. The
+// four arrays have ranks * slices elements, int32 or int64 by the kernel.
+struct RaggedArguments {
+  Communicator communicator;
+  uint32_t header;
+  uint32_t slices;  // from each rank to each
+  const void* input;
+  const void* initial;  // what the output holds where nothing is written; may be the output
+  void* output;
+  const void* input_offsets;   // rows of the input
+  const void* send_sizes;      // in rows
+  const void* output_offsets;  // rows of the receiver's output
+  const void* recv_sizes;      // the senders' send_sizes
+  uint64_t row_bytes;
+  uint64_t input_rows;
+  uint64_t output_rows;
+};
+
+// In a step of ragged_all_to_all: what each source has in an area is a table, and behind it rows.
+struct RaggedTable {
+  uint64_t steps;  // that the source needs for its rows
+  uint64_t unused;
+};
+struct alignas(16) RaggedEntry {
+  int64_t offset;  // row of the output
+  int64_t rows;
+};
+JF_HOST_DEVICE constexpr uint64_t RaggedTableBytes(uint32_t slices) {
+  return (sizeof(RaggedTable) + uint64_t{slices} * sizeof(RaggedEntry) + kLineBytes - 1) /
+         kLineBytes * kLineBytes;
+}
 
 }  // namespace jaxfabric::device

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -23,8 +24,9 @@ namespace jaxfabric::device {
 inline const EmulatedKernel& FindKernel(const std::string& name) {
   static const auto* table = [] {
     auto* kernels = new std::map<std::string, EmulatedKernel>();
-    for (auto list : {AllGatherKernels(), AllReduceKernels(), AllToAllKernels(), BarrierKernels(),
-                      BroadcastKernels(), PermuteKernels(), ReduceScatterKernels()}) {
+    for (auto list :
+         {AllGatherKernels(), AllReduceKernels(), AllToAllKernels(), BarrierKernels(),
+          BroadcastKernels(), PermuteKernels(), RaggedAllToAllKernels(), ReduceScatterKernels()}) {
       for (const EmulatedKernel& kernel : list) kernels->emplace(kernel.name, kernel);
     }
     return kernels;
@@ -100,20 +102,30 @@ class Cluster {
   // Puts a launch of one rank in flight; `trapped[rank]` says how it ended.
   template <class Arguments>
   uint64_t Start(uint32_t rank, const std::string& kernel, uint32_t blocks, uint32_t threads,
-                 const Arguments& arguments) {
+                 const Arguments& arguments, std::function<void(bool)> finished = nullptr) {
     const EmulatedKernel& found = FindKernel(kernel);
     EXPECT_EQ(found.argument_bytes, sizeof(Arguments)) << kernel;
     const auto* begin = reinterpret_cast<const std::byte*>(&arguments);
     ended[rank] = false;
-    return grid_.Launch(found.body, {begin, begin + sizeof(Arguments)}, {blocks, threads},
-                        [this, rank](bool trap) {
-                          ended[rank] = true;
-                          trapped[rank] = trap;
-                        });
+    return launched_[rank] =
+               grid_.Launch(found.body, {begin, begin + sizeof(Arguments)}, {blocks, threads},
+                            [this, rank, finished = std::move(finished)](bool trap) {
+                              ended[rank] = true;
+                              trapped[rank] = trap;
+                              if (finished) finished(trap);
+                            });
+  }
+  void KillAll() {
+    for (const auto& [rank, id] : launched_) grid_.Kill(id);
   }
   void RunAll() {
     while (grid_.Run(1 << 20)) {
     }
+  }
+  // As the host sees it while kernels run.
+  FaultKind Fault(uint32_t rank) const {
+    // Acquire: the rest of the record was written before.
+    return static_cast<FaultKind>(__atomic_load_n(&faults_[rank]->kind, __ATOMIC_ACQUIRE));
   }
 
   // Sets the counters of all lanes, and the cells that belong to them, as if so many steps were
@@ -138,6 +150,7 @@ class Cluster {
 
  private:
   ArenaShape shape_;
+  std::map<uint32_t, uint64_t> launched_;
   std::vector<std::unique_ptr<std::byte, decltype(&std::free)>> arenas_;
   std::vector<std::unique_ptr<FaultRecord>> faults_;
   std::vector<std::unique_ptr<HostControl>> controls_;
