@@ -11,7 +11,12 @@
 
 namespace jaxfabric {
 
+// For code of the host and, where nvcc compiles it, of the GPU too.
+#ifdef __CUDACC__
+#define JF_ALWAYS_INLINE __host__ __device__ inline __attribute__((always_inline))
+#else
 #define JF_ALWAYS_INLINE inline __attribute__((always_inline))
+#endif
 
 // `a` where the condition holds, else `b`, on the bits: a branch or a conditional expression around
 // floating point keeps gcc from vectorising unless trapping math is off.
