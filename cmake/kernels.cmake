@@ -124,7 +124,8 @@ function(jf_kernel_image source name)
   endforeach()
   add_custom_command(
     OUTPUT ${folder}/${name}.fatbin
-    COMMAND ${fatbinary} -64 --create=${folder}/${name}.fatbin ${images}
+    # What -lineinfo adds, above all, makes it a tenth.
+    COMMAND ${fatbinary} -64 --compress-all --create=${folder}/${name}.fatbin ${images}
     DEPENDS ${outputs}
     COMMENT "fatbinary ${name}"
     VERBATIM)

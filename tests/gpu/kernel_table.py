@@ -4,14 +4,18 @@
 
 Reads what ptxas said while the kernels were built, which lies in kernels/ of the build folder.
 Exit code 1: a kernel spills registers, or uses more stack than the bound, or is in the sources but
-not in the build. 77: the build has no kernels, and the reason is printed. Needs Python alone.
+not in the build. 77: the build has no kernels, and the reason is printed. Needs Python and a C++
+preprocessor ($CXX or c++).
 """
 
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import re
+import shlex
+import subprocess
 import sys
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2] / "xla_ffi" / "device"
@@ -54,12 +58,14 @@ def parse(log: str, architecture: str) -> list[Kernel]:
 
 
 def in_sources(folder: pathlib.Path) -> set[str]:
-    """Names of the kernels that the .cu files define."""
+    """Names of the kernels that the .cu files define, macros expanded."""
     names = set()
-    bounds = r"(?:__launch_bounds__\([^)]*\)\s+)?"
-    for path in folder.glob("*.cu"):
-        text = re.sub(r"//.*", "", path.read_text())
-        names |= set(re.findall(r"\bJF_KERNEL\((\w+)", text))
+    bounds = r"(?:__launch_bounds__\s*\([^)]*\)\s+)?"
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    arguments = ["-std=c++20", "-E", "-P", "-D__CUDACC__", f"-I{folder.parent}"]
+    for path in sorted(folder.glob("*.cu")):
+        command = [*compiler, *arguments, "-xc++", str(path)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         names |= set(re.findall(rf"\b__global__\s+{bounds}void\s+{bounds}(\w+)\s*\(", text))
     return names
 
@@ -74,8 +80,8 @@ def problems(
         if kernel.spill_stores or kernel.spill_loads:
             lines.append(
                 f"{where} spills registers: {kernel.spill_stores} bytes stored, "
-                f"{kernel.spill_loads} loaded; fewer live values, or __launch_bounds__ with fewer "
-                "threads, leave it enough"
+                f"{kernel.spill_loads} loaded; __launch_bounds__(threads, 1) lets it have more, "
+                "else it must hold fewer values at a time"
             )
         if kernel.stack > stack_bound:
             lines.append(

@@ -92,13 +92,13 @@ def test_stack_bound_is_settable(build, capsys):
 @pytest.mark.parametrize(
     "source",
     [
-        "JF_KERNEL(other, Arguments) {}",
+        "#define KERNEL(name) __global__ void __launch_bounds__(8) name##er(A a)\nKERNEL(oth) {}",
         "__global__ void __launch_bounds__(512) other(Arguments a) {}",
         "__global__ __launch_bounds__(512, 1) void other(Arguments a) {}",
     ],
 )
 def test_missing_kernel_fails(build, capsys, source):
-    (build / "device" / "two.cu").write_text(f"// JF_KERNEL(commented, Arguments)\n{source}\n")
+    (build / "device" / "two.cu").write_text(f"// __global__ void commented(A a)\n{source}\n")
     assert kernel_table.main([str(build)]) == 1
     output = capsys.readouterr().out
     assert "FAILED: other is in the sources, but not in the build for sm_100" in output
