@@ -29,6 +29,8 @@ LOWER = {
         *("memory", "drivers", "os", "base"),
     ),
 }
+# Whose host form is the emulated grid.
+EMULATED = {"device/hardware.cuh"}
 SOURCES = sorted(
     path
     for path in (support.ROOT / "xla_ffi").rglob("*")
@@ -66,6 +68,8 @@ def problems_in_source(relative: str, text: str) -> list[str]:
             problems.append(f"{match[1]}: no layer has that name")
         elif target != folder and target not in LOWER[folder]:
             problems.append(f"{match[1]}: {target}/ is not below {folder}/")
+        elif "/fake/" in match[1] and "/fake/" not in relative and relative not in EMULATED:
+            problems.append(f"{match[1]}: a fake is for tests")
         elif target == folder == "transport" and "/" in target_rest:
             ours, theirs = rest.split("/")[0], target_rest.split("/")[0]
             # faulty/ decorates any of them; the registry (a file of transport/ itself) knows all.
@@ -97,6 +101,10 @@ def test_cpp_includes_point_downward(path):
         ("collective/a.cc", '#include "transport/transport.h"', None),
         ("os/a.cc", "#include <sys/mman.h>", None),
         ("os/a.cc", '#include "elsewhere/a.h"', "no layer"),
+        ("drivers/cuda/a.cc", '#include "drivers/cuda/fake/grid.h"', "for tests"),
+        ("device/all_reduce.cu", '#include "drivers/cuda/fake/grid.h"', "for tests"),
+        ("device/hardware.cuh", '#include "drivers/cuda/fake/grid.h"', None),
+        ("drivers/cuda/fake/a.cc", '#include "drivers/cuda/fake/grid.h"', None),
     ],
 )
 def test_the_check_itself(relative, include, verdict):
