@@ -11,9 +11,8 @@
 
 namespace jaxfabric {
 
-// For code of the host and, where nvcc compiles it, of the GPU too.
-#ifdef __CUDACC__
-#define JF_ALWAYS_INLINE __host__ __device__ inline __attribute__((always_inline))
+#if defined(__CUDACC__)
+#define JF_ALWAYS_INLINE __host__ __device__ __forceinline__
 #else
 #define JF_ALWAYS_INLINE inline __attribute__((always_inline))
 #endif

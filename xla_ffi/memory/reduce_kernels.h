@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "memory/codec.h"
+#include "memory/combine.h"
 #include "memory/reduce.h"
 
 // Compiles a function once per instruction set and picks at load time (an ifunc).
@@ -39,43 +40,6 @@ ReduceFunction NarrowReduction(DType dtype);
 ReduceFunction PortableNarrowReduction(DType dtype);
 
 namespace internal {
-
-struct SumOp {
-  template <class T>
-  static JF_ALWAYS_INLINE T Apply(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // wraps instead of overflowing
-      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
-    } else {
-      return a + b;
-    }
-  }
-};
-
-// A NaN on either side wins; of +0 and -0, and of two NaNs, the earlier or later by the comparison
-// as written here, the same on every CPU.
-template <bool kGreater, class T>
-JF_ALWAYS_INLINE T Extreme(T a, T b) {
-  if constexpr (std::is_integral_v<T>) {
-    return (kGreater ? a > b : a < b) ? a : b;
-  } else {
-    using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-    const bool take_a = (kGreater ? a > b : a < b) | (a != a);
-    return std::bit_cast<T>(Select(take_a, std::bit_cast<Bits>(a), std::bit_cast<Bits>(b)));
-  }
-}
-struct MaxOp {
-  template <class T>
-  static JF_ALWAYS_INLINE T Apply(T a, T b) {
-    return Extreme<true>(a, b);
-  }
-};
-struct MinOp {
-  template <class T>
-  static JF_ALWAYS_INLINE T Apply(T a, T b) {
-    return Extreme<false>(a, b);
-  }
-};
 
 // An element at any address, of any declared type.
 template <class T>

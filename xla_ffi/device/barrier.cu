@@ -1,0 +1,19 @@
+// x[bytes] -> y[bytes]: x, after every rank has arrived.
+#include "device/bytes.cuh"
+#include "device/kernels.cuh"
+
+namespace jaxfabric::device {
+
+JF_KERNEL(jaxfabric_barrier, MoveArguments) {
+  Lane lane(arguments.communicator, arguments.header);
+  lane.Begin();
+  lane.Signal();
+  lane.Await();
+  CopyBlock(static_cast<std::byte*>(arguments.output),
+            static_cast<const std::byte*>(arguments.input), arguments.bytes);
+  lane.End();
+}
+
+JF_KERNEL_TABLE(BarrierKernels, JF_TABLE_ENTRY(jaxfabric_barrier, MoveArguments))
+
+}  // namespace jaxfabric::device

@@ -1,0 +1,187 @@
+// A lane of a communicator, as the threads of its block use it.
+//
+// A kernel is a sequence of steps, the same number on every rank. In a step a lane writes what its
+// peers need, signals, awaits the signals of all peers, and reads what they have written:
+//
+//   lane.Begin();  write areas of parity();  lane.Signal();  lane.Await();  read areas of parity();
+//
+// Signal(k) says "what I write in step k is there, and I have read all of step k - 1". So nobody is
+// ever more than one step ahead of another, and what is written in step k replaces what was written
+// in step k - 2, which everybody has read: all have signalled k - 1, and this rank has awaited
+// that. The counter lives in device memory, so a captured launch can be replayed as it is.
+//
+// A signal carries the call's header. Two ranks that meet in different calls both fail.
+#pragma once
+
+#include "device/hardware.cuh"
+
+namespace jaxfabric::device {
+
+class Lane {
+ public:
+  JF_DEVICE Lane(const Communicator& communicator, uint32_t header)
+      : c_(communicator), header_(header), lane_(hw::Block()) {
+    first_ = step_ = Control()->step;
+  }
+
+  JF_DEVICE uint32_t rank() const { return c_.rank; }
+  JF_DEVICE uint32_t ranks() const { return c_.shape.ranks; }
+  JF_DEVICE uint32_t parity() const { return step_ & 1; }
+  // What packets of this step carry; never 0.
+  JF_DEVICE uint32_t flag() const { return step_; }
+  // Areas of this lane and step parity in a rank's arena.
+  JF_DEVICE std::byte* Bulk(uint32_t rank) const { return Bulk(rank, parity()); }
+  JF_DEVICE std::byte* Bulk(uint32_t rank, uint32_t parity) const {
+    return c_.arena[rank] + c_.shape.BulkOffset(lane_, parity);
+  }
+  JF_DEVICE std::byte* MulticastBulk() const {
+    return c_.multicast + c_.shape.BulkOffset(lane_, parity());
+  }
+  JF_DEVICE Packet* Packets(uint32_t rank, uint32_t source) const {
+    return reinterpret_cast<Packet*>(c_.arena[rank] +
+                                     c_.shape.PacketsOffset(lane_, parity(), source));
+  }
+
+  JF_DEVICE void Begin() { step_ = Next(step_); }
+
+  // Tells every peer. All threads of the block have written before it.
+  JF_DEVICE void Signal() {
+    hw::SyncBlock();
+    for (uint32_t peer = hw::Thread(); peer < ranks(); peer += hw::Threads()) {
+      // Release: orders the block's writes to all arenas, which SyncBlock has put before this.
+      if (peer != rank()) hw::ReleaseStore(Cell(peer, rank()), uint64_t{header_} << 32 | step_);
+    }
+  }
+
+  // Returns when every peer has signalled this step in the same call.
+  JF_DEVICE void Await() {
+    AwaitWithoutSync();
+    hw::SyncBlock();
+  }
+  // The same, but a thread may return before others: for steps whose data brings flags of its own.
+  JF_DEVICE void AwaitWithoutSync() {
+    for (uint32_t peer = hw::Thread(); peer < ranks(); peer += hw::Threads()) {
+      if (peer != rank()) AwaitPeer(peer);
+    }
+  }
+
+  // The packet at `address`, once it is there; it comes from `source`, and `seen` was loaded
+  // before.
+  JF_DEVICE Packet AwaitPacket(const Packet* address, uint32_t source, Packet seen) {
+    uint64_t since = 0;
+    for (uint32_t spins = 1; seen.flag0 != flag() || seen.flag1 != flag(); ++spins) {
+      hw::Pause();
+      // Who is in another call never sends it.
+      if (spins % kSpinsPerLook == 0) {
+        // Relaxed would do: only the value is used.
+        CheckCell(source, hw::AcquireLoad(Cell(rank(), source)));
+        CheckPatience(source, since);
+      }
+      seen = hw::LoadPacket(address);
+    }
+    return seen;
+  }
+
+  // The lane's last word: keeps the counter for the next kernel.
+  JF_DEVICE void End() {
+    // Packets have 32 bits of step. Before these come again, nobody may find a packet of old.
+    if ((first_ ^ step_) >> kCleanBits != 0) Clean();
+    hw::SyncBlock();
+    if (hw::Thread() == 0) Control()->step = step_;
+  }
+
+  // Ends the kernel, with the reason in the fault record for the host.
+  [[noreturn]] JF_DEVICE void Fail(FaultKind kind, uint32_t peer, uint64_t cell) {
+    // The first of all lanes and threads tells.
+    if (hw::TryClaim(reinterpret_cast<uint32_t*>(c_.arena[rank()]))) {
+      FaultRecord* fault = c_.fault;
+      fault->rank = rank();
+      fault->peer = peer;
+      fault->lane = lane_;
+      fault->step = step_;
+      fault->peer_step = static_cast<uint32_t>(cell);
+      fault->header = header_;
+      fault->peer_header = static_cast<uint32_t>(cell >> 32);
+      // Release: the host that sees the kind sees the rest.
+      hw::HostReleaseStore(&fault->kind, static_cast<uint32_t>(kind));
+      hw::Trap();
+    }
+    // The record must be whole before the context ends.
+    for (;;) {
+      hw::Pause();
+      if (hw::HostLoad(&c_.fault->kind) != 0) hw::Trap();
+    }
+  }
+
+ private:
+  static constexpr uint32_t kSpinsPerLook = 64;
+  static constexpr uint32_t kCleanBits = 30;
+
+  // 0 is what fresh memory holds. Leaves out 1 as well, so that parities alternate.
+  static JF_DEVICE uint32_t Next(uint32_t step) { return step + 1 == 0 ? 2 : step + 1; }
+
+  JF_DEVICE LaneControl* Control() const {
+    return reinterpret_cast<LaneControl*>(c_.arena[rank()] + c_.shape.ControlOffset(lane_));
+  }
+  // Where `source` signals `rank`: one of each parity, since a peer may be a step ahead.
+  JF_DEVICE uint64_t* Cell(uint32_t rank, uint32_t source) const {
+    return reinterpret_cast<uint64_t*>(c_.arena[rank] + c_.shape.CellsOffset(lane_, parity())) +
+           source;
+  }
+
+  JF_DEVICE void AwaitPeer(uint32_t peer) {
+    uint64_t since = 0;
+    for (uint32_t spins = 1;; ++spins) {
+      // Acquire: pairs with Signal; SyncBlock passes it on to the block's other threads.
+      const uint64_t cell = hw::AcquireLoad(Cell(rank(), peer));
+      CheckCell(peer, cell);
+      if (static_cast<uint32_t>(cell) == step_) return;
+      hw::Pause();
+      if (spins % kSpinsPerLook == 0) CheckPatience(peer, since);
+    }
+  }
+
+  JF_DEVICE void CheckCell(uint32_t peer, uint64_t cell) {
+    const auto step = static_cast<uint32_t>(cell);
+    if (step == step_) {
+      if (static_cast<uint32_t>(cell >> 32) != header_) Fail(FaultKind::kMismatch, peer, cell);
+    } else if (static_cast<int32_t>(step - step_) > 0) {
+      Fail(FaultKind::kProtocol, peer, cell);
+    }
+  }
+
+  // Fails when the wait that began at `since` (0: has just begun) has lasted too long.
+  JF_DEVICE void CheckPatience(uint32_t peer, uint64_t& since) {
+    const uint64_t now = hw::Nanoseconds();
+    if (since == 0) since = now;
+    const bool aborted = hw::HostLoad(&c_.control->abort) != 0;
+    if (!aborted && now - since < uint64_t{c_.wait_milliseconds} * 1000000) return;
+    Fail(aborted ? FaultKind::kAborted : FaultKind::kDeadline, peer,
+         hw::AcquireLoad(Cell(rank(), peer)));
+  }
+
+  // Two steps around the erasure: before the first everybody has read all packets, and nobody sends
+  // new ones before the second is over.
+  JF_DEVICE void Clean() {
+    Begin();
+    Signal();
+    Await();
+    auto* packets =
+        reinterpret_cast<Vector*>(c_.arena[rank()] + c_.shape.PacketsOffset(lane_, 0, 0));
+    const uint64_t bytes =
+        c_.shape.PacketsOffset(lane_ + 1, 0, 0) - c_.shape.PacketsOffset(lane_, 0, 0);
+    for (uint64_t i = hw::Thread(); i < bytes / sizeof(Vector); i += hw::Threads()) {
+      packets[i] = Vector{};
+    }
+    Begin();
+    Signal();
+    Await();
+  }
+
+  const Communicator& c_;
+  const uint32_t header_;
+  const uint32_t lane_;
+  uint32_t first_, step_;
+};
+
+}  // namespace jaxfabric::device

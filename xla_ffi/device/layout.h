@@ -1,0 +1,133 @@
+// What host and kernels agree on: the arena of a communicator in every rank's memory, the arguments
+// of kernels, and the record of a fault.
+//
+// A grid block is a lane. It has a step counter, flag cells and two areas of its own in every
+// arena, and talks to the same lane of the other ranks only; docs/cuda.md has the protocol. All
+// offsets are the same on all ranks. The arena is zero when the communicator starts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define JF_HOST_DEVICE __host__ __device__
+#else
+#define JF_HOST_DEVICE
+#endif
+
+namespace jaxfabric::device {
+
+// One NVLink domain: 72 GPUs in the largest that is sold.
+inline constexpr uint32_t kMaxRanks = 72;
+inline constexpr uint32_t kMaxLanes = 64;
+inline constexpr uint32_t kLineBytes = 128;  // what a GPU moves at once
+// Threads of every block, on a GPU.
+inline constexpr uint32_t kBlockThreads = 512;
+
+// 8 bytes of data that land together with the number of their step, twice: a packet needs no flag.
+struct alignas(16) Packet {
+  uint32_t data0, flag0, data1, flag1;
+};
+static_assert(sizeof(Packet) == 16);
+inline constexpr uint32_t kPacketData = 8;
+
+struct alignas(kLineBytes) LaneControl {
+  uint32_t step;  // the last one; only this lane of this rank reads and writes it
+};
+static_assert(sizeof(LaneControl) == kLineBytes);
+
+// The shape of an arena: equal on all ranks of a communicator.
+struct ArenaShape {
+  uint32_t ranks;
+  uint32_t lanes;
+  uint32_t packet_bytes;  // of one lane, step parity and source: data, half of what they take
+  uint32_t bulk_bytes;    // of one lane and step parity
+
+  JF_HOST_DEVICE constexpr uint64_t CellLine() const {
+    return (uint64_t{ranks} * 8 + kLineBytes - 1) / kLineBytes * kLineBytes;
+  }
+  JF_HOST_DEVICE constexpr uint64_t ControlOffset(uint32_t lane) const {
+    return uint64_t{kLineBytes} * (1 + lane);  // the first line has the claim on the fault record
+  }
+  JF_HOST_DEVICE constexpr uint64_t CellsOffset(uint32_t lane, uint32_t parity) const {
+    return ControlOffset(lanes) + (uint64_t{lane} * 2 + parity) * CellLine();
+  }
+  JF_HOST_DEVICE constexpr uint64_t PacketsOffset(uint32_t lane, uint32_t parity,
+                                                  uint32_t source) const {
+    return CellsOffset(lanes, 0) +
+           ((uint64_t{lane} * 2 + parity) * ranks + source) * packet_bytes * 2;
+  }
+  JF_HOST_DEVICE constexpr uint64_t BulkOffset(uint32_t lane, uint32_t parity) const {
+    return PacketsOffset(lanes, 0, 0) + (uint64_t{lane} * 2 + parity) * bulk_bytes;
+  }
+  JF_HOST_DEVICE constexpr uint64_t Bytes() const { return BulkOffset(lanes, 0); }
+  // Whether the areas are aligned as kernels need them.
+  JF_HOST_DEVICE constexpr bool Valid() const {
+    return ranks >= 1 && ranks <= kMaxRanks && lanes >= 1 && lanes <= kMaxLanes &&
+           packet_bytes % (kLineBytes / 2) == 0 && bulk_bytes % (kLineBytes * ranks) == 0 &&
+           bulk_bytes > 0 && packet_bytes > 0;
+  }
+  bool operator==(const ArenaShape&) const = default;
+};
+
+enum class FaultKind : uint32_t {
+  kNone = 0,
+  kDeadline = 1,  // `peer` did not come
+  kMismatch = 2,  // `peer` is in another call
+  kAborted = 3,   // the host has ended all waits
+  kProtocol = 4,  // `peer` is at a step it cannot be at
+  kRagged = 5,    // the sizes or offsets of `peer` and this rank do not fit
+};
+
+// In pinned host memory. Whoever claims it first writes it, `kind` last.
+struct FaultRecord {
+  uint32_t kind;
+  uint32_t rank;  // position in the communicator, as `peer`
+  uint32_t peer;
+  uint32_t lane;
+  uint32_t step;         // this rank's
+  uint32_t peer_step;    // what the peer has shown last
+  uint32_t header;       // of this rank's call
+  uint32_t peer_header;  // of the peer's
+};
+
+// What the host tells kernels that are running. In pinned host memory.
+struct HostControl {
+  uint32_t abort;  // nonzero ends every wait
+};
+
+// One rank's view of its communicator: constant while it lives, and part of every kernel's
+// arguments.
+struct Communicator {
+  ArenaShape shape;
+  uint32_t rank;
+  uint32_t wait_milliseconds;  // how long a wait may take
+  FaultRecord* fault;
+  const HostControl* control;
+  std::byte* multicast;         // all arenas at once, or null
+  std::byte* arena[kMaxRanks];  // as mapped into this process; [rank] is the own one
+};
+
+// The arguments of a call in which every rank works on `count` elements of one type: all_reduce
+// (elements of the array), reduce_scatter (of the result).
+struct ReduceArguments {
+  Communicator communicator;
+  uint32_t header;
+  const void* input;
+  void* output;
+  uint64_t count;
+};
+
+// The arguments of a call that moves bytes: `bytes` from each sender to each receiver.
+struct MoveArguments {
+  Communicator communicator;
+  uint32_t header;
+  uint32_t root;   // broadcast: the sender
+  int32_t target;  // permute: to whom this rank sends, or -1
+  int32_t source;  // permute: from whom it receives, or -1
+  const void* input;
+  void* output;
+  uint64_t bytes;
+};
+
+}  // namespace jaxfabric::device
