@@ -12,7 +12,7 @@ set(JAXFABRIC_CUDA_ARCHITECTURES 80 90 100 CACHE STRING "Compute capabilities th
 set(jf_nvcc_flags
   -std=c++20 --expt-relaxed-constexpr -lineinfo -I${CMAKE_CURRENT_SOURCE_DIR}/xla_ffi
   -fmad=false  # a fused multiply and add rounds once, and the CPU rounds twice
-  -Xcompiler=-Wall,-Wextra -Werror=all-warnings -Wno-deprecated-gpu-targets
+  -Werror=all-warnings -Wno-deprecated-gpu-targets
   -Xptxas=-v)
 list(GET JAXFABRIC_CUDA_ARCHITECTURES -1 jf_newest_architecture)
 

@@ -65,14 +65,20 @@ sanitizer() {
   compute-sanitizer --tool memcheck --error-exitcode 1 "$build/jaxfabric_gpu_tests"
 }
 
+has_plugin() {
+  "$python" -m pip show --quiet jax-cuda13-plugin jax-cuda12-plugin 2>/dev/null
+}
+
 # -P: the package is the one that was built, not the sources here.
 python_tests() {
-  JAX_PLATFORMS=cuda PYTHONPATH="$site" "$python" -P -m pytest -p no:cacheprovider --gpu tests/gpu
+  has_plugin || { skipped 'JAX has no CUDA plugin: pip install jax[cuda13]'; return; }
+  JAX_PLATFORMS=cuda,cpu PYTHONPATH="$site" "$python" -P -m pytest -p no:cacheprovider --gpu tests/gpu
 }
 
 timings() {
   [[ -e tests/gpu/gpu_timings.py ]] || { skipped 'there is no tests/gpu/gpu_timings.py'; return; }
-  JAX_PLATFORMS=cuda PYTHONPATH="$site" "$python" -P tests/gpu/gpu_timings.py
+  has_plugin || { skipped 'JAX has no CUDA plugin: pip install jax[cuda13]'; return; }
+  JAX_PLATFORMS=cuda,cpu PYTHONPATH="$site" "$python" -P tests/gpu/gpu_timings.py
 }
 
 part 'environment' "$python" tests/gpu/gpu_environment.py
