@@ -154,10 +154,11 @@ class Lane {
   JF_DEVICE void CheckPatience(uint32_t peer, uint64_t& since) {
     const uint64_t now = hw::Nanoseconds();
     if (since == 0) since = now;
-    const bool aborted = hw::HostLoad(&c_.control->abort) != 0;
-    if (!aborted && now - since < uint64_t{c_.wait_milliseconds} * 1000000) return;
-    Fail(aborted ? FaultKind::kAborted : FaultKind::kDeadline, peer,
-         hw::AcquireLoad(Cell(rank(), peer)));
+    FaultKind kind = FaultKind::kNone;
+    if (now - since >= uint64_t{c_.wait_milliseconds} * 1000000) kind = FaultKind::kDeadline;
+    if (hw::HostLoad(&c_.control->gone[peer]) != 0) kind = FaultKind::kGone;
+    if (hw::HostLoad(&c_.control->abort) != 0) kind = FaultKind::kAborted;
+    if (kind != FaultKind::kNone) Fail(kind, peer, hw::AcquireLoad(Cell(rank(), peer)));
   }
 
   // Two steps around the erasure: before the first everybody has read all packets, and nobody sends

@@ -77,6 +77,7 @@ enum class FaultKind : uint32_t {
   kAborted = 3,   // the host has ended all waits
   kProtocol = 4,  // `peer` is at a step it cannot be at
   kRagged = 5,    // the sizes or offsets of `peer` and this rank do not fit
+  kGone = 6,      // `peer` has ended
 };
 
 // In pinned host memory. Whoever claims it first writes it, `kind` last.
@@ -93,7 +94,8 @@ struct FaultRecord {
 
 // What the host tells kernels that are running. In pinned host memory.
 struct HostControl {
-  uint32_t abort;  // nonzero ends every wait
+  uint32_t abort;            // nonzero ends every wait
+  uint32_t gone[kMaxRanks];  // nonzero ends a wait for this rank: what it did not send never comes
 };
 
 // One rank's view of its communicator: constant while it lives, and part of every kernel's

@@ -342,51 +342,6 @@ TEST(Grid, StacksAreUsedAgain) {
   EXPECT_EQ(trapped, 25);
 }
 
-#if defined(__SANITIZE_THREAD__)
-
-struct Shelf {
-  int* value;
-  std::atomic<int>* ready;
-  std::memory_order order;
-};
-
-void HandOver(const void* arguments) {
-  const auto& args = *static_cast<const Shelf*>(arguments);
-  if (ThreadIndex() == 0) {
-    *args.value = 42;
-    args.ready->store(1, args.order == std::memory_order_relaxed ? std::memory_order_relaxed
-                                                                 : std::memory_order_release);
-    MaybeSwitch();
-  } else {
-    while (args.ready->load(args.order) == 0) Pause();
-    if (*args.value != 42) Trap();
-  }
-}
-
-void RunHandOver(std::memory_order order) {
-  int value = 0;
-  std::atomic<int> ready{0};
-  Grid grid(1);
-  grid.Launch(&HandOver, Pack(Shelf{&value, &ready, order}), {1, 2}, {});
-  grid.Run(kPlenty);
-}
-
-TEST(GridRaceTest, ThreadSanitizerSeesARaceBetweenFibres) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_DEATH(
-      {
-        RunHandOver(std::memory_order_relaxed);
-        std::exit(0);
-      },
-      "data race");
-}
-
-TEST(GridRaceTest, ThreadSanitizerIsSilentAboutASynchronisedPair) {
-  RunHandOver(std::memory_order_acquire);
-}
-
-#endif
-
 // What 10,000 launches of two ranks with two blocks of 32 threads cost is the budget of the tests
 // of kernels: this is a hundredth of it.
 TEST(Grid, ManySmallLaunches) {

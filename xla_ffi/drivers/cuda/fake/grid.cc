@@ -13,12 +13,20 @@
 #include "base/status.h"
 #include "drivers/cuda/fake/fibre.h"
 #include "drivers/cuda/fake/sanitizer.h"
+#include "drivers/cuda/fake/scheduler.h"
 
 namespace jaxfabric::emulation {
 
+using internal::Block;
 using internal::Fibre;
+using internal::Launched;
+using internal::running;
+using internal::SharedStorage;
+using internal::Thread;
 using internal::TsanAcquire;
 using internal::TsanRelease;
+
+constinit thread_local Grid::Impl* internal::running = nullptr;
 
 namespace {
 
@@ -32,102 +40,6 @@ constexpr size_t kStacksPerSlab = 32;
 constexpr size_t kStackColours = 8;
 constexpr size_t kStackColourBytes = 512;
 constexpr uint64_t kNanosecondsPerTurn = 20;
-
-struct Launched;
-struct Block;
-
-struct Thread {
-  Launched* launched = nullptr;
-  Block* block = nullptr;
-  Fibre* fibre = nullptr;  // from the first turn to the last
-  uint32_t index = 0;
-  bool in_barrier = false;
-};
-
-struct SharedStorage {
-  const void* key;
-  size_t bytes;
-  std::align_val_t alignment;
-  void* storage;
-};
-
-struct Block {
-  uint32_t index = 0;
-  uint32_t alive = 0;
-  uint32_t arrived = 0;
-  // Barriers alternate between two tokens: a thread may arrive at the next one before another has
-  // left this one.
-  uint32_t barrier = 0;
-  char barrier_tokens[2] = {};
-  char shared_token = 0;
-  std::source_location where;
-  std::vector<SharedStorage> shared;
-};
-
-struct Launched {
-  uint64_t id = 0;
-  Kernel kernel = nullptr;
-  std::vector<std::byte> arguments;
-  Dim dim;
-  std::function<void(bool)> finished;
-  std::vector<Block> blocks;
-  std::vector<Thread> threads;  // block by block
-  uint64_t alive = 0;
-  char begin_token = 0;
-  char end_token = 0;
-};
-
-enum class Event { kReturned, kSwitched, kPaused, kArrived, kTrapped };
-
-thread_local Grid::Impl* running = nullptr;
-
-}  // namespace
-
-struct Grid::Impl {
-  explicit Impl(uint64_t seed) : random(seed) {}
-  ~Impl();
-
-  uint64_t Random();
-  // Uniform in [0, bound), for bounds far below 2^32.
-  size_t Below(size_t bound) { return ((Random() >> 32) * bound) >> 32; }
-
-  void Turn();
-  void EndRound();
-  void Leave(Event what);
-  void AddReady(Thread& thread);
-  void RemoveReady(size_t index);
-  void Arrived(size_t index, Thread& thread);
-  void PassBarrier(Block& block, Launched& launched);
-  void Returned(size_t index, Thread& thread);
-  void End(Launched& launched, bool trapped);
-  void Abandon(Launched& launched);
-  std::unique_ptr<Launched> Take(Launched& launched);
-  Fibre* TakeFibre();
-  static void RunThread(void* thread);
-
-  uint64_t random;
-  uint64_t now = 0;
-  // While all wait: since when, on the real clock, time has been added to `now`.
-  std::optional<std::chrono::steady_clock::time_point> waiting_since;
-  std::string trap_reason;
-  uint64_t next_id = 1;
-  std::vector<std::unique_ptr<Launched>> in_flight;
-  // Who can have a turn: first those, `fresh` of them, that have not paused in this round, which
-  // ends when there are none.
-  std::vector<Thread*> ready;
-  size_t fresh = 0;
-  bool progress = false;  // somebody did more than pause in this round
-  bool all_waiting = false;
-  Thread* current = nullptr;
-  Event event = Event::kReturned;
-  std::source_location where;
-
-  std::vector<void*> slabs;
-  std::vector<std::unique_ptr<Fibre>> fibres;
-  std::vector<Fibre*> free_fibres;
-};
-
-namespace {
 
 void FreeShared(Launched& launched) {
   for (Block& block : launched.blocks) {
@@ -396,54 +308,5 @@ void Grid::Kill(uint64_t id) {
 
 void Grid::AdvanceClock(uint64_t nanoseconds) { impl_->now += nanoseconds; }
 const std::string& Grid::trap_reason() const { return impl_->trap_reason; }
-
-uint32_t ThreadIndex() { return running->current->index; }
-uint32_t ThreadCount() { return running->current->launched->dim.threads; }
-uint32_t BlockIndex() { return running->current->block->index; }
-uint32_t BlockCount() { return running->current->launched->dim.blocks; }
-
-void SyncBlock(std::source_location where) {
-  Grid::Impl& grid = *running;
-  Block& block = *grid.current->block;
-  void* const token = &block.barrier_tokens[block.barrier & 1];
-  TsanRelease(token);
-  grid.where = where;
-  grid.Leave(Event::kArrived);
-  TsanAcquire(token);
-}
-
-void Pause() { running->Leave(Event::kPaused); }
-
-void MaybeSwitch() {
-  Grid::Impl& grid = *running;
-  grid.progress = true;
-  if (grid.Below(4) == 0) grid.Leave(Event::kSwitched);
-}
-
-uint64_t NanoClock() { return running->now; }
-
-void Trap(const char* reason) {
-  running->trap_reason = reason;
-  running->Leave(Event::kTrapped);
-  __builtin_unreachable();
-}
-
-void* Shared(const void* key, size_t bytes, size_t alignment) {
-  Block& block = *running->current->block;
-  // Whoever comes second finds the storage made.
-  TsanAcquire(&block.shared_token);
-  for (const SharedStorage& item : block.shared) {
-    if (item.key == key) {
-      JF_CHECK(item.bytes == bytes && static_cast<size_t>(item.alignment) == alignment);
-      return item.storage;
-    }
-  }
-  const auto align = static_cast<std::align_val_t>(alignment);
-  void* const storage = ::operator new(bytes, align);
-  std::memset(storage, 0xA5, bytes);
-  block.shared.push_back({key, bytes, align, storage});
-  TsanRelease(&block.shared_token);
-  return storage;
-}
 
 }  // namespace jaxfabric::emulation
