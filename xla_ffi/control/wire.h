@@ -25,6 +25,9 @@ enum class MessageType : uint32_t {
   kStuck = 5,     // a rank has been waiting for the receiver for a while
   kFailure = 6,   // the sender's communicators are poisoned, and why
   kGoodbye = 7,   // a clean exit
+  kGpuArena = 8,  // where a rank's arena of a communicator is in its pool
+  kGpuAsk = 9,    // what is a rank of the receiver doing?
+  kGpuTell = 10,  // the answer
 };
 
 class WireWriter {

@@ -170,11 +170,10 @@ Result<AddressRange> AddressRange::Reserve(const Api& api, size_t bytes, size_t 
   return range;
 }
 
-Status AddressRange::Map(size_t offset, const PhysicalMemory& memory, size_t memory_offset,
-                         size_t bytes) {
+Status AddressRange::Map(size_t offset, const PhysicalMemory& memory) {
   JF_RETURN_IF_ERROR(
-      JF_CUDA_CALL(*api_, cuMemMap, address_ + offset, bytes, memory_offset, memory.handle(), 0));
-  mapped_.push_back({offset, bytes});
+      JF_CUDA_CALL(*api_, cuMemMap, address_ + offset, memory.bytes(), 0, memory.handle(), 0));
+  mapped_.push_back({offset, memory.bytes()});
   return OkStatus();
 }
 

@@ -169,7 +169,8 @@ class AddressRange {
   AddressRange& operator=(AddressRange&& other) noexcept;
 
   static Result<AddressRange> Reserve(const Api& api, size_t bytes, size_t alignment);
-  Status Map(size_t offset, const PhysicalMemory& memory, size_t memory_offset, size_t bytes);
+  // All of `memory` at [offset, offset + memory.bytes()).
+  Status Map(size_t offset, const PhysicalMemory& memory);
   // Lets `devices` read and write what is mapped at [offset, offset + bytes).
   Status SetAccess(size_t offset, size_t bytes, std::span<const CUdevice> devices);
   // Unmaps everything and frees the addresses.

@@ -1,0 +1,187 @@
+// The GPUs of a fabric: their pools, the communicators over them, and what ends waits on them.
+//
+// A call is set up before its first launch: the rank takes an arena in its pool for the communicator
+// and slot, tells the processes of the group where it is, and waits until all have told. From then
+// on a launch is one call of the driver, without a message, lock or allocation, and a captured one
+// needs not even that.
+//
+// A kernel that gives up leaves a record in pinned memory; the watch thread turns it into the failure
+// of the fabric. Threads: all functions from any, unless they say otherwise.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/status.h"
+#include "control/wire.h"
+#include "device/layout.h"
+#include "drivers/cuda/api.h"
+#include "transport/nvlink/gpu.h"
+
+namespace jaxfabric {
+
+struct LocalGpu {
+  int64_t rank;
+  int ordinal;  // of the CUDA driver in this process
+};
+
+struct GpuOptions {
+  const cuda::Api* api = nullptr;  // null: the driver of this machine
+  const void* image = nullptr;     // the kernels
+  size_t pool_bytes = 48 << 20;    // of every GPU
+  size_t arena_bytes = 12 << 20;   // of a communicator, while the pool has so much left
+  double deadline = 300;           // seconds one call may wait for its peers
+};
+
+// One rank's end of a communicator, in one slot. A slot's calls follow each other in the same order on
+// all ranks; calls that may overlap have slots of their own.
+class GpuCommunicator {
+ public:
+  // Constant once the communicator is set up.
+  const device::Communicator& view() const { return view_; }
+  int local() const { return local_; }
+
+  // Makes `stream` wait for what was launched last, on whatever stream. Not needed, nor possible, in
+  // a capture.
+  Status Follow(const cuda::Api& api, cuda::CUstream stream);
+
+ private:
+  friend class GpuDomain;
+  int local_ = -1;
+  std::vector<int64_t> ranks_;
+  uint32_t slot_ = 0;
+  device::Communicator view_{};
+  device::FaultRecord* fault_ = nullptr;  // as the host addresses them
+  device::HostControl* control_ = nullptr;
+  bool fault_seen_ = false;  // the watch thread's
+  std::atomic<cuda::CUstream> last_stream_{nullptr};
+  std::mutex order_mutex_;
+  cuda::Event order_;
+};
+
+class GpuDomain {
+ public:
+  struct Uplink {
+    std::function<void(int process, const WireWriter&)> send;
+    // Poisons the fabric and tells the peers.
+    std::function<void(const Status&)> fail;
+    std::function<std::string(int64_t rank)> describe_rank;
+    std::function<int(int64_t rank)> process_of;
+  };
+
+  static Result<std::unique_ptr<GpuDomain>> Open(int process, std::vector<LocalGpu> gpus,
+                                                 const GpuOptions& options, Uplink uplink);
+  ~GpuDomain();
+
+  // --- before Start
+  // What the other processes need of this one: bytes, and descriptors in their order.
+  std::string Hello() const;
+  std::vector<int> HelloFds() const;
+  Status Greet(int process, const std::string& hello, std::vector<UniqueFd> fds);
+  void Start();
+  // Ends the thread. Kernels that wait are ended by Abort().
+  void Stop();
+
+  // --- from the control plane
+  void OnMessage(int process, WireReader& message);
+  void OnGone(const std::vector<int64_t>& ranks);
+  // Ends all waits and every set-up: the fabric has failed.
+  void Abort(const Status& cause);
+
+  // --- for calls
+  // Index among the GPUs of this process, or -1.
+  int LocalIndex(int ordinal) const;
+  int64_t rank(int local) const { return gpus_[static_cast<size_t>(local)].rank; }
+  size_t local_count() const { return gpus_.size(); }
+  const cuda::Api& api() const { return *api_; }
+  const Gpu& gpu(int local) const { return *gpus_[static_cast<size_t>(local)].gpu; }
+  // Sets up what is not there yet, which waits for the other ranks. `call` is for messages.
+  Result<std::shared_ptr<GpuCommunicator>> CommunicatorFor(int local,
+                                                           const std::vector<int64_t>& ranks,
+                                                           uint32_t slot, const std::string& call);
+  Result<cuda::CUfunction> Function(int local, const std::string& kernel);
+  // How messages name the call with this header.
+  void Describe(uint32_t header, std::string call);
+  // OK while healthy.
+  Status failure() const;
+  void NoteLaunch(int local, uint32_t header) {
+    // Relaxed: for messages only.
+    gpus_[static_cast<size_t>(local)].last_header.store(header, std::memory_order_relaxed);
+  }
+  // Bytes of device memory that all communicators take, and how many these are.
+  std::map<std::string, uint64_t> Counters() const;
+
+ private:
+  struct Local {
+    int64_t rank = -1;
+    std::unique_ptr<Gpu> gpu;
+    UniqueFd pool_fd;
+    cuda::Module module;
+    cuda::PinnedMemory pinned;  // fault records and controls
+    size_t pinned_used = 0;
+    std::map<std::string, cuda::CUfunction> functions;
+    std::atomic<uint32_t> last_header{0};
+  };
+  // A GPU of the job, as everybody knows it.
+  struct Remote {
+    std::byte* pool = nullptr;
+    size_t pool_bytes = 0;
+    Gpu::Uuid uuid{};
+    uint32_t multiprocessors = 0;
+    bool gone = false;
+  };
+  struct Arena {
+    size_t offset;
+    size_t bytes;
+  };
+  using GroupKey = std::pair<std::vector<int64_t>, uint32_t>;  // ranks, slot
+
+  GpuDomain(int process, const GpuOptions& options, Uplink uplink)
+      : process_(process), options_(options), uplink_(std::move(uplink)) {}
+  Status OpenLocal(std::vector<LocalGpu> gpus);
+  void AddLocal(const Local& local);
+  Result<Arena> TakeArena(Local& local, uint32_t ranks);
+  void AnnounceArena(const GroupKey& key, int64_t rank, const Arena& arena);
+  Status AwaitArenas(std::unique_lock<std::mutex>& lock, const GroupKey& key, int64_t rank,
+                     const std::string& call);
+  Status FillView(GpuCommunicator& communicator, Local& local, const GroupKey& key);
+  uint32_t LanesFor(const std::vector<int64_t>& ranks) const;
+
+  void Watch();
+  void Report(const GpuCommunicator& communicator, const device::FaultRecord& fault);
+  // What a rank is doing: the call with this header, or the last one it launched if that is 0.
+  std::string Ask(int64_t rank, uint32_t header);
+  std::string CallOf(int64_t rank, uint32_t header) const;
+
+  const int process_;
+  const GpuOptions options_;
+  const Uplink uplink_;
+  const cuda::Api* api_ = nullptr;
+  std::vector<cuda::CUdevice> devices_;
+  std::deque<Local> gpus_;
+  std::vector<MappedMemory> imported_;
+
+  mutable std::mutex mutex_;  // guards all below, and the Locals' pools, functions and pinned memory
+  std::condition_variable changed_;
+  std::map<int64_t, Remote> known_;                   // by rank
+  std::map<GroupKey, std::map<int64_t, Arena>> arenas_;  // by rank
+  std::map<std::pair<GroupKey, int64_t>, std::shared_ptr<GpuCommunicator>> communicators_;
+  std::map<uint32_t, std::string> calls_;  // by header
+  std::map<uint64_t, std::optional<std::string>> questions_;
+  uint64_t next_question_ = 0;
+  Status failure_;
+  bool stopping_ = false;
+  std::thread watch_;
+};
+
+}  // namespace jaxfabric
