@@ -231,6 +231,7 @@ LAUNCHER_VARIABLES = (
     "JAXFABRIC_NUM_PROCESSES",
     "JAXFABRIC_JOB",
 )
+_BUILD_VARIABLES = ("JAXFABRIC_CUDA",)  # of pyproject.toml; may stay set
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
@@ -240,7 +241,7 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     known += [SWITCH_VARIABLE, *LAUNCHER_VARIABLES]
     lines = []
     for name in sorted(environ):
-        if name.startswith(_PREFIX) and name not in known:
+        if name.startswith(_PREFIX) and name not in (*known, *_BUILD_VARIABLES):
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
             lines.append(f"{name} is not a setting: {hint}")

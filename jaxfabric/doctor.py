@@ -98,6 +98,7 @@ def _core() -> list[Finding]:
     compiled = ".".join(map(str, ext.ffi_version()))
     findings.append(Finding("core", "XLA FFI compiled against", compiled))
     findings.append(Finding("core", "operations", ", ".join(sorted(ext.registrations()))))
+    findings.append(Finding("core", "GPU kernels", _kernels(ext.cuda_build())))
     # Each transport answers for itself: a name, and a reason where it cannot be used.
     for name, reason in getattr(ext, "transports", dict)().items():
         problem = (
@@ -106,6 +107,13 @@ def _core() -> list[Finding]:
         value = "not usable" if reason else "usable"
         findings.append(Finding("transports", name, value, problem))
     return findings
+
+
+def _kernels(build: dict[str, Any]) -> str:
+    if not build["images"]:
+        return f"none: {build['reason'] or 'the sources have none'}"
+    size = sum(build["images"].values()) / 2**20
+    return f"{build['architectures']}, {size:.1f} MiB, {build['compiler']}"
 
 
 def _machine() -> list[Finding]:

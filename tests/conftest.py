@@ -1,4 +1,6 @@
-"""Which tests run beside each other when there are several workers (`pytest -n 2`).
+"""Which tests run, and which of them beside each other when there are several workers (`-n 2`).
+
+Those in tests/gpu need a GPU and a JAX on it: `--gpu`, which tests/gpu/run.sh gives them.
 
 Those that start jobs and wait for their deaths and deadlines are one group, for one worker: beside
 each other they would measure each other.
@@ -11,8 +13,15 @@ import pytest
 _JOBS = ("multiprocess", "fault")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--gpu", action="store_true", help="run tests/gpu, on the GPUs that JAX has")
+
+
+def pytest_collection_modifyitems(config, items):
     here = pathlib.Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).parts[0] in _JOBS:
+        folder = item.path.relative_to(here).parts[0]
+        if folder in _JOBS:
             item.add_marker(pytest.mark.xdist_group("jobs"))
+        if folder == "gpu" and not config.getoption("--gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: tests/gpu/run.sh"))

@@ -85,7 +85,8 @@ def test_options_have_the_types_the_core_takes():
 
 
 def test_misspelled_variable_is_reported_with_a_guess():
-    environ = {"JAXFABRIC_DEADLNE": "3", "JAXFABRIC_DEADLINE": "3", "JAXFABRIC_JOB": "x"}
+    good = {"JAXFABRIC_DEADLINE": "3", "JAXFABRIC_JOB": "x", "JAXFABRIC_CUDA": "1"}
+    environ = {"JAXFABRIC_DEADLNE": "3", **good}
     assert unknown_variables(environ) == [
         "JAXFABRIC_DEADLNE is not a setting: did you mean JAXFABRIC_DEADLINE?"
     ]

@@ -9,7 +9,7 @@ import time
 import pytest
 import support
 
-from jaxfabric import cli, launch
+from jaxfabric import _ext, cli, launch
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -310,6 +310,22 @@ def test_output_that_nobody_reads_is_no_error(arguments):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGPIPE
     assert not stderr
+
+
+@pytest.mark.parametrize(
+    ("images", "reason", "shown"),
+    [
+        ({"a": 3 << 20, "b": 1 << 19}, "", "sm_90 compute_90, 3.5 MiB, nvcc 13.0.88"),
+        ({}, "built without nvcc: no nvcc", "none: built without nvcc: no nvcc"),
+    ],
+)
+def test_doctor_reports_the_gpu_kernels(capsys, monkeypatch, images, reason, shown):
+    build = {"architectures": "sm_90 compute_90", "compiler": "nvcc 13.0.88"}
+    monkeypatch.setattr(_ext, "cuda_build", lambda: {"images": images, "reason": reason, **build})
+    cli.main(["doctor", "--json"])
+    findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["GPU kernels"]["value"] == shown
+    assert findings["GPU kernels"]["problem"] is None
 
 
 def test_doctor_finds_the_transports_usable(capsys):

@@ -93,6 +93,19 @@ def test_metadata():
     assert [script.value for script in scripts] == ["jaxfabric.cli:main"]
 
 
+def test_gpu_kernels_are_there_or_the_reason_why_not():
+    build = _ext.cuda_build()
+    if build["reason"]:
+        assert build["reason"].startswith("built without nvcc: ")
+        assert not build["images"]
+        return
+    sources = {path.stem for path in (support.ROOT / "xla_ffi/device").glob("*.cu")}
+    assert build["images"].keys() == sources
+    assert all(size > 1000 for size in build["images"].values())
+    assert build["compiler"].startswith("nvcc ")
+    assert "sm_" in build["architectures"]
+
+
 def stub_names(body):
     """Names that a stub's module or class defines, private ones aside."""
     names = set()
@@ -129,7 +142,11 @@ def test_the_source_distribution_has_what_a_build_needs(tmp_path, monkeypatch):
     assert {"pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"} <= files
     needed = {
         str(path.relative_to(support.ROOT))
-        for folder, suffixes in (("xla_ffi", {".h", ".cc", ".map"}), ("jaxfabric", {".py", ".pyi"}))
+        for folder, suffixes in (
+            ("xla_ffi", {".h", ".cc", ".map", ".cu", ".cuh"}),
+            ("cmake", {".cmake", ".in", ".sh"}),
+            ("jaxfabric", {".py", ".pyi"}),
+        )
         for path in (support.ROOT / folder).rglob("*")
         if path.suffix in suffixes
     }

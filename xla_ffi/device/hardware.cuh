@@ -14,8 +14,8 @@
 #define JF_DEVICE __device__ __forceinline__
 #define JF_COLD __device__ __noinline__
 // A kernel with one argument. At most kBlockThreads threads.
-#define JF_KERNEL(name, Arguments)                                                 \
-  extern "C" __global__ void __launch_bounds__(::jaxfabric::device::kBlockThreads) \
+#define JF_KERNEL(name, Arguments)                                                    \
+  extern "C" __global__ void __launch_bounds__(::jaxfabric::device::kBlockThreads, 1) \
       name(const __grid_constant__ Arguments arguments)
 // A variable that the threads of a block share.
 #define JF_SHARED(Type, name) __shared__ Type name

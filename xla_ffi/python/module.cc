@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "collective/call_site.h"
 #include "collective/fabric.h"
+#include "device/image.h"
 #include "ffi/registrations.h"
 #include "transport/registry.h"
 
@@ -156,6 +157,19 @@ std::map<std::string, std::string> TransportReasons() {
   return reasons;
 }
 
+nb::dict CudaBuild() {
+  nb::dict images;
+  for (const KernelImage& image : KernelImages()) {
+    images[nb::str(image.source.data(), image.source.size())] = image.bytes.size();
+  }
+  nb::dict build;
+  build["images"] = images;
+  build["architectures"] = std::string(KernelArchitectures());
+  build["compiler"] = std::string(KernelCompiler());
+  build["reason"] = std::string(KernelImageReason());
+  return build;
+}
+
 }  // namespace
 
 NB_MODULE(_ext, module) {
@@ -200,6 +214,9 @@ NB_MODULE(_ext, module) {
       "It is complete; ids of its devices, in order, if some are other processes'.");
   module.def("transports", &TransportReasons,
              "Transport name -> '', or why it cannot be used here.");
+  module.def("cuda_build", &CudaBuild,
+             "The GPU kernels inside: 'images' (source -> bytes), 'architectures', 'compiler', and "
+             "the 'reason' where there are none.");
 
   nb::class_<PyFabric>(module, "Fabric", "This process's end of the fabric.")
       .def(nb::init<int, int, std::vector<int64_t>, nb::dict>(), nb::arg("process_index"),

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# All that needs a GPU, on any machine with one: build, tests, timings, and a table of them at the end.
+#
+#   tests/gpu/run.sh
+#
+# Takes the Python of the PATH, or $PYTHON, with jax[cuda13], nanobind, scikit-build-core and jaxfabric's
+# `test` extra in it, and what else is there: nvcc, GoogleTest, compute-sanitizer. What is not is
+# skipped, and the table says so. Reaches for nothing over the network, and installs nothing; the build
+# stays in build/gpu.
+# Exit code: 0 passed, 1 something failed, 77 nothing could run, for the reason that is printed.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+python=${PYTHON:-python3}
+build=build/gpu
+site=$PWD/$build/site
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+rows=()
+failed=0
+
+# part NAME COMMAND...: a command that returns 77 has printed "SKIPPED: why".
+part() {
+  local name=$1 start=$SECONDS status=0 result=passed
+  printf '\n=== %s\n' "$name"
+  "${@:2}" 2>&1 | tee "$log" || status=$?
+  if ((status == 77)); then
+    result=$(grep 'SKIPPED' "$log" | tail -n 1)
+  elif ((status)); then
+    result="FAILED, exit code $status"
+    failed=1
+  fi
+  rows+=("$(printf '%-32s %4d s  %s' "$name" $((SECONDS - start)) "$result")")
+  return "$status"
+}
+
+finish() {
+  printf '\n=== GPU checks\n'
+  printf '%s\n' "${rows[@]}"
+  printf '%-32s %4d s\n' all "$SECONDS"
+  exit "$1"
+}
+
+skipped() {
+  echo "SKIPPED: $1"
+  return 77
+}
+
+built() {
+  local gtest=OFF
+  [[ -e /usr/include/gtest/gtest.h ]] && gtest=ON
+  rm -rf "$site"
+  "$python" -m pip install --quiet --no-build-isolation --no-deps --no-index --target "$site" . \
+    -C build-dir="$build" -C cmake.define.JAXFABRIC_BUILD_GPU_TESTS="$gtest"
+}
+
+cpp_tests() {
+  [[ -x $build/jaxfabric_gpu_tests ]] || { skipped 'no GoogleTest, or no tests/gpu/*.cc'; return; }
+  "$build/jaxfabric_gpu_tests"
+}
+
+sanitizer() {
+  [[ -x $build/jaxfabric_gpu_tests ]] || { skipped 'needs the C++ tests'; return; }
+  command -v compute-sanitizer >/dev/null || { skipped 'compute-sanitizer is not installed'; return; }
+  compute-sanitizer --tool memcheck --error-exitcode 1 "$build/jaxfabric_gpu_tests"
+}
+
+has_plugin() {
+  "$python" -m pip show --quiet jax-cuda13-plugin jax-cuda12-plugin 2>/dev/null
+}
+
+# -P: the package is the one that was built, not the sources here.
+python_tests() {
+  has_plugin || { skipped 'JAX has no CUDA plugin: pip install jax[cuda13]'; return; }
+  JAX_PLATFORMS=cuda,cpu PYTHONPATH="$site" "$python" -P -m pytest -p no:cacheprovider --gpu tests/gpu
+}
+
+timings() {
+  [[ -e tests/gpu/gpu_timings.py ]] || { skipped 'there is no tests/gpu/gpu_timings.py'; return; }
+  has_plugin || { skipped 'JAX has no CUDA plugin: pip install jax[cuda13]'; return; }
+  JAX_PLATFORMS=cuda,cpu PYTHONPATH="$site" "$python" -P tests/gpu/gpu_timings.py
+}
+
+part 'environment' "$python" tests/gpu/gpu_environment.py
+status=$?
+((status)) && finish "$status"
+part 'build' built || finish 1
+part 'kernels' "$python" tests/gpu/kernel_table.py "$build"
+part 'C++ tests' cpp_tests
+part 'compute-sanitizer memcheck' sanitizer
+part 'Python tests' python_tests
+part 'timings' timings
+finish "$failed"
