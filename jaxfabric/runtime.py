@@ -75,6 +75,7 @@ def initialize(
     heartbeat: float | None = None,
     in_step_microseconds: float | None = None,
     out_of_step_microseconds: float | None = None,
+    gpu_limits: str | None = None,
     log_level: str | None = None,
 ) -> None:
     """Connects this process's devices with those of all other processes of the job.
@@ -98,6 +99,8 @@ def initialize(
         in_step_microseconds: how long a collective keeps the caller's thread while it waits for a
             rank that is on its way (20000).
         out_of_step_microseconds: the same for a rank whose last collective was another one (200).
+        gpu_limits: from how many bytes on XLA runs calls on GPUs, where the table is to be
+            overruled: "all_reduce/8=32M, all_to_all=0" ("").
         log_level: "error", "warning" or "info" ("warning").
 
     Each setting can also come from the environment variable JAXFABRIC_<NAME>.
@@ -124,6 +127,7 @@ def initialize(
         "heartbeat": heartbeat,
         "in_step_microseconds": in_step_microseconds,
         "out_of_step_microseconds": out_of_step_microseconds,
+        "gpu_limits": gpu_limits,
         "log_level": log_level,
     }
     job = {
@@ -204,6 +208,18 @@ def start_on_demand() -> None:
         if _compat.distributed_state().client is None:
             _membership = memberships.join(None, None, None, Config.from_environment())
             _hook_exit()
+
+
+def settings() -> Config:
+    """The settings in force, or those that `initialize` would take from the environment."""
+    session = _session
+    return Config.from_environment() if session is None else session.config
+
+
+def cuda_problem() -> str:
+    """Why this process cannot run collectives on GPUs, or an empty string."""
+    ask = getattr(core(), "cuda_status", None)
+    return "this build has no CUDA kernels" if ask is None else ask()
 
 
 def status() -> Status:
