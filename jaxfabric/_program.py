@@ -98,6 +98,8 @@ def choose(ctx: Context, call: Call) -> Decision:
     # An exported program runs elsewhere.
     if not _compat.lowers_for_export(ctx) and (problem := runtime.cuda_problem()):
         return Decision(False, problem)
+    if call.unfit:
+        return Decision(False, call.unfit)
     cached = _compat.module_store(ctx, "who runs it")
     if not cached:
         cached.append(_whole_program())
