@@ -1,6 +1,7 @@
 """The fabric's calls in programs for GPUs as XLA:GPU compiles them, without a GPU.
 
-Nothing is run. Needs what test_hlo_cuda.py needs, and says there how to get it. Where the core has no CUDA handlers, what these alone can show is not looked at.
+Nothing is run. Needs what test_hlo_cuda.py needs, and says there how to get it. Where the core has
+no CUDA handlers, what these alone can show is not looked at.
 """
 
 from __future__ import annotations
