@@ -21,8 +21,10 @@ from jaxfabric._portable import names_positions
 Aval = Any  # JAX's type of an array.
 Context = Any  # mlir.LoweringRuleContext
 
-# What the first half of a call gives to the second.
+# What the first half of a call gives to the second: on CPUs all there is of the call, on GPUs what
+# it waits for.
 HANDLE = core.ShapedArray((), np.dtype(np.uint64))
+TOKEN = core.ShapedArray((1,), np.dtype(np.uint32))
 
 
 def mesh_positions(ctx: Context, axes: Axes, groups: Groups | None) -> list[list[int]]:
@@ -41,8 +43,9 @@ def call_fabric(
     site: tuple[object, ...],
     attributes: dict[str, ir.Attribute],
     side_effect: bool = False,
+    reason: str = "",
     **options: Any,  # noqa: ANN401
-) -> ir.Value:
+) -> tuple[Sequence[ir.Value], int]:
     """Emits a custom call of the fabric.
 
     Args:
@@ -55,7 +58,11 @@ def call_fabric(
         site: what tells calls of one op apart, beside the above.
         attributes: the op's own.
         side_effect: it must run although nothing uses the result.
+        reason: why the fabric runs it, for the report.
         **options: for jax.ffi.build_ffi_lowering_function.
+
+    Returns:
+        Its results, and the number of its site.
 
     Raises:
         NotImplementedError: the call is under a shard_map that it cannot be under.
@@ -79,12 +86,13 @@ def call_fabric(
         members = [[ids[position] for position in group] for group in positions]
     if not exports:
         runtime.ensure_ready()
-    module, ordinal = note(ctx, name, _report.FABRIC, call=label)
+    module, ordinal = note(ctx, name, _report.FABRIC, reason, call=label)
     # The types tell programs of one name apart that threads compile in any order.
     number = site_hash(module, ordinal, _compat.parameter_types(ctx), name, label, members, *site)
     runtime.core().register_site(number, _compat.user_source(ctx))
     operands, avals = [*operands], [*ctx.avals_in]
-    if by_position:
+    # On GPUs the process knows which position each of its devices has.
+    if by_position and _compat.lowering_platform(ctx) == "cpu":
         operands.append(hlo.partition_id())
         avals.append(core.ShapedArray((), np.dtype(np.uint32)))
     call = jax.ffi.build_ffi_lowering_function(
@@ -101,7 +109,7 @@ def call_fabric(
         },
         **options,
     )
-    return call(ctx.replace(avals_in=avals), *operands).result
+    return call(ctx.replace(avals_in=avals), *operands).results, number
 
 
 def note(ctx: Context, name: str, runner: str, reason: str = "", call: str = "") -> tuple[str, int]:

@@ -25,10 +25,11 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import ad, batching, mlir
 
-from jaxfabric import _compat
+from jaxfabric import _compat, _program, _report
 from jaxfabric._dtypes import NATIVE_DTYPES, check_movable, pack, unpack
-from jaxfabric._emit import HANDLE, call_fabric, label, mesh_positions
+from jaxfabric._emit import HANDLE, TOKEN, call_fabric, label, mesh_positions, note
 from jaxfabric._groups import Axes, Groups, Split, communicator_size
+from jaxfabric._overlap import wait_after_the_work_since
 from jaxfabric._portable import lowered_on, names_positions
 
 Value = Any  # An array or a tracer of one.
@@ -63,6 +64,9 @@ class Collective:
     Attributes:
         name: the primitive's name, and the op's in error messages.
         target: the FFI target that runs it.
+        counterpart: lowers a call that is left to XLA, as jax.lax does. Called with the lowering
+            context and the operand, and as keywords `axes`, `groups`, the size of the first group
+            and the parameters.
         over_batch: vmap over one of the collective's own axes. Called with the operand (batch
             first), a function that runs the collective over the remaining axes, the `Split`, and
             the parameters; returns the result and its batch dimension or None.
@@ -79,6 +83,7 @@ class Collective:
 
     name: str
     target: str
+    counterpart: Callable[..., Any]
     over_batch: Callable[..., tuple[Any, int | None]]
     transpose: Callable[..., Any] | None = None
     jvp: Callable[..., Any] | None = None
@@ -93,6 +98,7 @@ class Collective:
     def __post_init__(self) -> None:
         primitive = define(self.name, self._type, self._batch, self.lower)
         object.__setattr__(self, "primitive", primitive)
+        _program.describe_with(primitive, self._describe)
         if self.transpose is not None:
             ad.deflinear2(primitive, lambda *args, **params: (self.transpose(*args, **params),))
         if self.jvp is not None:
@@ -210,6 +216,25 @@ class Collective:
         split = Split.of(axes, axis_data.name, axis_data.size)
         return self.over_batch(x, over_rest, rest, split, **own)
 
+    def call(self, aval: Aval, out: Aval, ranks: int, unfit: str = "") -> _program.Call:
+        """How a call is described where it is decided who runs it, see `_program`."""
+        return _program.Call(
+            label=label(self.name, aval),
+            op=self.target.removeprefix("jaxfabric_"),
+            dtype=aval.dtype.name,
+            size_bytes=_program.size_of(aval, out),
+            ranks=ranks,
+            unfit=unfit,
+        )
+
+    def _describe(self, equation: _compat.Equation) -> _program.Call | None:
+        own = equation.params
+        ranks = _program.ranks_of(equation, own["axes"], own["groups"])
+        if ranks == 1:
+            return None
+        (aval,), (out,) = equation.avals_in, equation.avals_out
+        return self.call(aval, out, ranks, _program.unfit(equation))
+
     def lower(
         self,
         ctx: Context,
@@ -238,7 +263,8 @@ class Collective:
         """Emits the call, or where `halves` its first half, which does not wait.
 
         Returns:
-            A value, and what makes the result of it, later in the program.
+            A value, and what makes the result of it, later in the program. Of what XLA runs the
+            value is the result.
         """
         (aval,), (out,) = ctx.avals_in, ctx.avals_out
         positions = mesh_positions(ctx, axes, groups)
@@ -247,10 +273,22 @@ class Collective:
                 x = hlo.reshape(mlir.aval_to_ir_type(ctx.module_context, out), x)
             return x, lambda _, y: y
 
+        reason = ""
+        on_gpus = _compat.lowering_platform(ctx) != "cpu"
+        if on_gpus:
+            who = _program.choose(ctx, self.call(aval, out, max(map(len, positions))))
+            if not who.fabric:
+                note(ctx, self.name, _report.XLA, who.reason)
+                size = len(positions[0])
+                y = self.counterpart(ctx, x, axes=axes, groups=groups, size=size, **params)
+                return y, lambda _, y: y
+            reason = who.reason
+
         packed, x = pack(ctx, aval, x)
         got = out.update(dtype=packed.dtype)
-        y = call_fabric(
-            ctx.replace(avals_in=[packed], avals_out=[HANDLE if halves else got]),
+        handles = [got, TOKEN] if on_gpus else [HANDLE]
+        (y, *token), site = call_fabric(
+            ctx.replace(avals_in=[packed], avals_out=handles if halves else [got]),
             [x],
             name=self.name,
             target=self.target + ("_start" if halves else ""),
@@ -260,10 +298,21 @@ class Collective:
             # Two equal starts are two.
             side_effect=self.side_effect or halves,
             attributes=self.attributes(**params),
+            reason=reason,
         )
 
         def finish(ctx: Context, y: ir.Value) -> ir.Value:
-            if halves:
+            if on_gpus and halves:
+                # The operand and the result are in use until then: it takes both.
+                call = jax.ffi.build_ffi_lowering_function(
+                    "jaxfabric_done",
+                    has_side_effect=True,
+                    operand_output_aliases={1: 0},
+                    backend_config={"site": _compat.i64(site)},
+                )
+                done = ctx.replace(avals_in=[packed, *handles], avals_out=[got])
+                y = call(done, x, y, wait_after_the_work_since(ctx, y, *token)).result
+            elif halves:
                 done = ctx.replace(avals_in=[HANDLE], avals_out=[got])
                 # Pure it could be dropped, and what its start holds with it.
                 call = jax.ffi.build_ffi_lowering_function("jaxfabric_done", has_side_effect=True)
@@ -287,7 +336,8 @@ def define(
     # The groups name devices.
     _compat.lower_for_each_mesh_if({primitive}, lambda: not names_positions(), lowered_on)
     # Not cacheable: two equal calls in one module are two sites.
-    mlir.register_lowering(primitive, lower, platform="cpu", cacheable=False)
+    for platform in ("cpu", "cuda"):
+        mlir.register_lowering(primitive, lower, platform=platform, cacheable=False)
     mlir.register_lowering(primitive, partial(_lower_elsewhere, name), cacheable=False)
     return primitive
 
@@ -300,9 +350,17 @@ def axis_effects(axes: Axes) -> set[Any]:
 def _lower_elsewhere(name: str, ctx: Context, *_: Value, **__: Param) -> Value:
     platforms = ctx.platforms or ctx.module_context.platforms
     raise NotImplementedError(
-        f"jaxfabric.lax.{name} runs on the platform cpu, not on {', '.join(platforms)}: "
-        f"use jax.lax.{name} there, or a mesh of CPU devices"
+        f"jaxfabric.lax.{name} runs on the platforms cpu and cuda, not on {', '.join(platforms)}: "
+        f"use jax.lax.{name} there"
     )
+
+
+def lower_as_jax(name: str, ctx: Context, *operands: ir.Value, **params: Param) -> ir.Value:
+    """Lowers the primitive `name` of jax.lax with these parameters, by JAX's own rule."""
+    primitive = _compat.lax_primitive(name)
+    rule = _compat.xla_lowering(primitive, _compat.lowering_platform(ctx))
+    (y,) = rule(ctx.replace(primitive=primitive), *operands, **params)
+    return y
 
 
 _collectives: dict[str, Collective] = {}

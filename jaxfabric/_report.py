@@ -28,7 +28,7 @@ class Entry:
         source: "train.py:42".
         size_bytes: bytes of one rank's operand.
         runner: "jaxfabric" or "XLA".
-        reason: why XLA runs it; empty otherwise.
+        reason: why XLA runs it, or on GPUs why jaxfabric does; empty otherwise.
     """
 
     program: str

@@ -34,6 +34,16 @@ collectives (Gloo between processes), in turns, and compares every result with n
 """
 
 
+_TABLE_HELP = """\
+Prints from how many bytes on a collective on GPUs is left to XLA (NCCL), by the number of ranks.
+Bytes are those of the larger of one rank's operand and result. A number of ranks that is not there
+is left to XLA. If any call of a program is, all of them are: jaxfabric.report() says so.
+
+    jaxfabric gpu-table
+    JAXFABRIC_GPU_LIMITS='all_reduce/8=32M, all_to_all=0' jaxfabric gpu-table
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
     try:
@@ -60,6 +70,8 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
         return doctor.main(as_json=options.json)
     if options.subcommand == "bench":
         return _bench(options)
+    if options.subcommand == "gpu-table":
+        return _gpu_table(as_json=options.json)
     parser.print_help()
     return 2
 
@@ -109,6 +121,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     _add_bench(commands)
+    table = commands.add_parser(
+        "gpu-table",
+        help="print up to which sizes collectives on GPUs run on the fabric",
+        description=_TABLE_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    table.add_argument("--json", action="store_true", help="print JSON, with bytes as numbers")
     return parser
 
 
@@ -192,6 +211,26 @@ def _bench(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"jaxfabric: {error}", file=sys.stderr)
         return 2
+
+
+def _gpu_table(*, as_json: bool) -> int:
+    from jaxfabric import config, gpu_table
+
+    try:
+        text = config.Config.from_environment().gpu_limits
+    except config.ConfigError as error:
+        print(f"jaxfabric: {error}", file=sys.stderr)
+        return 2
+    rows = [*gpu_table.rows(config.parse_gpu_limits("", text))]
+    if as_json:
+        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        return 0
+    print(f"{'ranks':>5}  {'op':<17}  {'types':<5}  {'XLA runs it from':>16}")
+    for row in rows:
+        limit = gpu_table.bytes_text(row.limit) if row.limit else "0"
+        line = f"{row.ranks:>5}  {row.op:<17}  {row.kind:<5}  {limit:>16}"
+        print(f"{line}  ({row.source})" if row.source else line)
+    return 0
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jaxfabric import gpu_table
+
 _PREFIX = "JAXFABRIC_"
 _LOG_LEVELS = {"error": 0, "warning": 1, "info": 2}
 _BYTES = re.compile(r"(\d+)\s*(|[KMG])(|i?B)", re.IGNORECASE)
@@ -59,6 +61,7 @@ class Config:
     out_of_step_microseconds: float = _field(
         200.0, "the same for a rank whose last collective was another one"
     )
+    gpu_limits: str = _field("", "calls on GPUs that XLA is to run, over the table's own limits")
     log_level: str = _field("warning", "error, warning or info")
 
     def __post_init__(self) -> None:
@@ -67,6 +70,9 @@ class Config:
 
     @staticmethod
     def _check(field: dataclasses.Field[Any], value: object, source: str) -> None:
+        if field.name == "gpu_limits":
+            parse_gpu_limits(source, value)
+            return
         if field.type == "str":
             if value not in _LOG_LEVELS:
                 raise ConfigError(f"{source}{value}: use one of {', '.join(_LOG_LEVELS)}")
@@ -112,10 +118,14 @@ class Config:
         return cls(**values)
 
     def options(self) -> dict[str, float | int | str]:
-        """Returns the settings as the compiled core takes them; log_level becomes 0, 1 or 2."""
+        """Returns the settings as the compiled core takes them; log_level becomes 0, 1 or 2.
+
+        Without gpu_limits, which only decide what is lowered.
+        """
         options = {
             field.name: float(value) if field.type == "float" else value
             for field in dataclasses.fields(self)
+            if field.name != "gpu_limits"
             for value in (getattr(self, field.name),)
         }
         options["log_level"] = _LOG_LEVELS[self.log_level]
@@ -190,6 +200,36 @@ def parse_bytes(name: str, text: str) -> int:
     if not match:
         raise ConfigError(f"{name}={text}: use a number of bytes, such as 16777216 or 16M")
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+def parse_gpu_limits(source: str, text: object) -> tuple[gpu_table.Override, ...]:
+    """Reads limits such as "all_reduce/8/float=32M, all_to_all=0, */16=1M".
+
+    Each is an op or *, if need be with a number of ranks or * and one of gpu_table.KINDS or *, and
+    the bytes from which on XLA runs it: 0 leaves all to XLA.
+
+    Raises:
+        ConfigError: it is no such text; the message begins with `source`.
+    """
+    overrides = []
+    for entry in filter(None, map(str.strip, str(text).split(","))):
+        key, equals, size = map(str.strip, entry.partition("="))
+        op, ranks, kind, *more = [*map(str.strip, key.split("/")), gpu_table.ANY, gpu_table.ANY]
+        wanted = (*gpu_table.OPS, gpu_table.ANY)
+        if not equals or len(more) > 2 or op not in wanted:
+            raise ConfigError(
+                f"{source}{text}: {entry!r} is not OP[/RANKS[/KIND]]=BYTES, such as "
+                f"all_reduce/8=32M, with one of {', '.join(wanted)}"
+            )
+        if ranks != gpu_table.ANY and not (ranks.isdecimal() and int(ranks)):
+            raise ConfigError(f"{source}{text}: {ranks!r} in {entry!r} is no number of ranks, or *")
+        if kind not in (*gpu_table.KINDS, gpu_table.ANY):
+            raise ConfigError(
+                f"{source}{text}: {kind!r} in {entry!r} is not {', '.join(gpu_table.KINDS)} or *"
+            )
+        count = 0 if ranks == gpu_table.ANY else int(ranks)
+        overrides.append(gpu_table.Override(op, count, kind, parse_bytes(f"{source}{key}", size)))
+    return tuple(overrides)
 
 
 def check_address(name: str, address: object) -> None:

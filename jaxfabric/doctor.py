@@ -14,6 +14,7 @@ import subprocess
 import sys
 from typing import Any
 
+from jaxfabric import runtime
 from jaxfabric._import_check import runtime_ffi_version
 from jaxfabric.config import (
     SWITCH_VARIABLE,
@@ -89,8 +90,8 @@ def _versions() -> list[Finding]:
 
 
 def _core() -> list[Finding]:
-    runtime = runtime_ffi_version()
-    findings = [Finding("core", "XLA FFI of jaxlib", ".".join(map(str, runtime or ("unknown",))))]
+    version = ".".join(map(str, runtime_ffi_version() or ("unknown",)))
+    findings = [Finding("core", "XLA FFI of jaxlib", version)]
     try:
         ext: Any = importlib.import_module("jaxfabric._ext")
     except ImportError as error:
@@ -99,6 +100,10 @@ def _core() -> list[Finding]:
     findings.append(Finding("core", "XLA FFI compiled against", compiled))
     findings.append(Finding("core", "operations", ", ".join(sorted(ext.registrations()))))
     findings.append(Finding("core", "GPU kernels", _kernels(ext.cuda_build())))
+    # Not a problem: most machines have no GPU.
+    gpus = runtime.cuda_problem()
+    value = f"left to XLA: {gpus}" if gpus else "run on the fabric (jaxfabric gpu-table)"
+    findings.append(Finding("core", "collectives on GPUs", value))
     # Each transport answers for itself: a name, and a reason where it cannot be used.
     for name, reason in getattr(ext, "transports", dict)().items():
         problem = (

@@ -1,9 +1,9 @@
 """The switch: runs the `jax.lax` collectives of existing programs on the fabric.
 
 JAX traces, differentiates and batches them as ever. Only the lowering of each collective primitive
-for CPU devices is replaced, by that of the collective in `jaxfabric.lax` which does the same. A
-primitive, or a use of one, that has no such counterpart is left to XLA, and `jaxfabric.report`
-lists it with the reason.
+for CPU devices and GPUs is replaced, by that of the collective in `jaxfabric.lax` which does the
+same. A primitive, or a use of one, that has no such counterpart, or that XLA runs faster on GPUs
+(`_program`), is left to XLA, and `jaxfabric.report` lists it with the reason.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfabric import _compat, _report, config, hlo, runtime
+from jaxfabric import _compat, _program, _report, config, hlo, runtime
 from jaxfabric._emit import lower_locally, note
 from jaxfabric._groups import as_axes
+from jaxfabric._lax_calls import (
+    SEVERAL,
+    describe_call,
+    has_halves,
+    is_for_the_pass,
+    require_fabric,
+    require_type,
+)
 from jaxfabric._plans import PLANS, LeaveToXlaError, Plan, Rule, Sizes, group_size
 from jaxfabric._portable import lowered_on, names_positions, portable
 from jaxfabric._portable import mode as _mode
@@ -162,7 +170,7 @@ _installed = False
 
 
 def _install() -> None:
-    """Puts our rules before JAX's, for CPU devices and for good: they look at the switch."""
+    """Puts our rules before JAX's, for good: they look at the switch."""
     global _installed
     with _lock:  # Nobody goes on while some of them are missing.
         if not _installed:
@@ -172,10 +180,10 @@ def _install() -> None:
 
 
 def _replace_lowerings() -> None:
-    rules: dict[str, Rule] = {name: partial(_lower, name, p) for name, p in PLANS.items()}
-    rules |= {
-        f"{name}_start": partial(_lower, f"{name}_start", p, halves=True)
-        for name, p in PLANS.items()
+    plans = dict(PLANS) | {f"{name}_start": plan for name, plan in PLANS.items()}
+    rules: dict[str, Rule] = {
+        name: partial(_lower, name, plan, halves=name.endswith("_start"))
+        for name, plan in plans.items()
     }
     rules |= {f"{name}_done": _lower_done for name in PLANS}
     # One-sided for JAX; here all ranks of a program do both, and a token is a started ppermute.
@@ -183,12 +191,17 @@ def _replace_lowerings() -> None:
     rules["precv"] = _lower_receive
     rules["ragged_all_to_all"] = lower_ragged_all_to_all
     rules["pbroadcast_dynamic"] = _lower_dynamic_broadcast
+    plans["psend"] = PLANS["ppermute"]
     taken = set()
     for name, rule in rules.items():
         if (primitive := _compat.lax_primitive(name)) is not None:
-            original = _compat.cpu_lowering(primitive)
-            _compat.replace_cpu_lowering(primitive, partial(_switched, name, rule, original))
+            for platform in ("cpu", "cuda"):
+                original = _compat.xla_lowering(primitive, platform)
+                switched = partial(_switched, name, rule, original, platform)
+                _compat.replace_lowering(primitive, switched, platform)
             taken.add(primitive)
+            if not name.endswith("_done"):
+                _program.describe_with(primitive, partial(describe_call, name, plans.get(name)))
     _compat.lower_for_each_mesh_if(
         taken, lambda: _mode.value is not None and not names_positions(), lowered_on
     )
@@ -199,12 +212,22 @@ def _replace_lowerings() -> None:
 
 
 def _switched(
-    name: str, rule: Rule, original: Rule | None, ctx: Context, *args: Value, **params: Param
+    name: str,
+    rule: Rule,
+    original: Rule | None,
+    platform: str,
+    ctx: Context,
+    *args: Value,
+    **params: Param,
 ) -> Any:  # noqa: ANN401
     remedy = "jaxfabric.enable() runs it"
-    if _mode.value is not None:
+    if _mode.value is not None and not is_for_the_pass(name, platform):
         try:
             _require_manual(ctx)
+            if has_halves(name) and _compat.lowers_for_several_platforms(ctx):
+                raise LeaveToXlaError(SEVERAL)
+            if platform != "cpu":
+                require_fabric(name, ctx, params)
             return rule(ctx, *args, **params)
         except LeaveToXlaError as reason:
             remedy = f"jaxfabric does not run it either: {reason}"
@@ -212,9 +235,10 @@ def _switched(
             if not name.endswith("_done") and _mode.value != "hlo":
                 note(ctx, name, _report.XLA, f"{reason}{_remedy(reason)}")
     # JAX lowers this one for CPUs too, and XLA then says less.
-    unfinished = name == "ragged_all_to_all" and _mode.value == "lax"
+    unfinished = name == "ragged_all_to_all" and _mode.value == "lax" and platform == "cpu"
     if original is None or unfinished:
-        raise NotImplementedError(f"{name} is not implemented by JAX for CPU devices; {remedy}")
+        devices = "CPU devices" if platform == "cpu" else "GPUs"
+        raise NotImplementedError(f"{name} is not implemented by JAX for {devices}; {remedy}")
     try:
         return original(ctx, *args, **params)
     except NotImplementedError as error:
@@ -252,13 +276,7 @@ def _lower(
     sizes = _sizes(ctx)
     plan = plan_of(aval, sizes, **params)
     op = collective(plan.op)
-    try:
-        op.check_dtype(aval.dtype)
-    except TypeError as error:
-        if jnp.issubdtype(aval.dtype, jnp.complexfloating):
-            raise  # XLA could not either, and says less.
-        verb = "move" if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key) else "reduce"
-        raise LeaveToXlaError(f"the fabric does not {verb} {aval.dtype}") from error
+    require_type(op, aval)
     row = aval
     if plan.before is not None:
         row = _compat.with_shape(aval, jax.eval_shape(plan.before, aval).shape)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import importlib
-import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from jaxfabric._devices import core, cuda_problem, local_devices, usable_gpus
 from jaxfabric.config import Config, LauncherEnvironment, warn_of_unknown_variables
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ class Status:
             "initialize"; None before initialize().
         process_id: this process's number.
         num_processes: how many processes take part.
-        ranks: the ids of this process's JAX devices.
+        ranks: the ids of this process's CPU devices.
+        gpus: the ids of its GPUs: ranks of their own, numbered apart from those of CPUs.
+        gpu_problem: why collectives on GPUs are all left to XLA; empty if they need not be.
         peers: host and pid of every process, in process order.
         failure: text of the first failure, or None while all is well.
         counters: what the core has counted since the start.
@@ -39,6 +41,8 @@ class Status:
     process_id: int = 0
     num_processes: int = 1
     ranks: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    gpu_problem: str = ""
     peers: tuple[str, ...] = ()
     failure: str | None = None
     counters: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -50,6 +54,8 @@ class _Session:
     membership: Membership
     config: Config
     ranks: tuple[int, ...]
+    # By the number that CUDA has for it in this process; empty where CUDA cannot be used.
+    gpus: dict[int, int]
     fabric: _ext.Fabric
 
 
@@ -75,6 +81,7 @@ def initialize(
     heartbeat: float | None = None,
     in_step_microseconds: float | None = None,
     out_of_step_microseconds: float | None = None,
+    gpu_limits: str | None = None,
     log_level: str | None = None,
 ) -> None:
     """Connects this process's devices with those of all other processes of the job.
@@ -98,6 +105,8 @@ def initialize(
         in_step_microseconds: how long a collective keeps the caller's thread while it waits for a
             rank that is on its way (20000).
         out_of_step_microseconds: the same for a rank whose last collective was another one (200).
+        gpu_limits: from how many bytes on XLA runs calls on GPUs, where the table is to be
+            overruled: "all_reduce/8=32M, all_to_all=0" ("").
         log_level: "error", "warning" or "info" ("warning").
 
     Each setting can also come from the environment variable JAXFABRIC_<NAME>.
@@ -124,6 +133,7 @@ def initialize(
         "heartbeat": heartbeat,
         "in_step_microseconds": in_step_microseconds,
         "out_of_step_microseconds": out_of_step_microseconds,
+        "gpu_limits": gpu_limits,
         "log_level": log_level,
     }
     job = {
@@ -206,6 +216,18 @@ def start_on_demand() -> None:
             _hook_exit()
 
 
+def settings() -> Config:
+    """The settings in force, or those that `initialize` would take from the environment."""
+    session = _session
+    return Config.from_environment() if session is None else session.config
+
+
+def platforms() -> tuple[str, ...]:
+    """The platforms whose devices this process brings into the fabric."""
+    session = _session
+    return ("cpu", "cuda") if session is not None and session.gpus else ("cpu",)
+
+
 def status() -> Status:
     """Returns how this process is connected, what it has counted, and the first failure."""
     with _lock:
@@ -218,6 +240,8 @@ def status() -> Status:
             process_id=membership.process_id,
             num_processes=membership.num_processes,
             ranks=_session.ranks,
+            gpus=tuple(_session.gpus.values()),
+            gpu_problem=cuda_problem(),
             peers=tuple(f"{m.identity.hostname}:{m.identity.pid}" for m in membership.members),
             failure=_session.fabric.failure(),
             counters=_session.fabric.counters(),
@@ -248,43 +272,31 @@ def _start(
         _membership = memberships.join(coordinator, num_processes, process_id, config)
     membership = _membership
     _hook_exit()
-    ranks = tuple(device.id for device in jax.local_devices(backend="cpu"))
-    if jax.process_count("cpu") != membership.num_processes:
+    devices = local_devices("cpu")
+    ranks = tuple(device.id for device in devices)
+    process_count = jax.process_count("cpu" if devices else None)
+    if process_count != membership.num_processes:
         raise RuntimeError(
-            f"JAX sees {jax.process_count('cpu')} process(es), the job has "
+            f"JAX sees {process_count} process(es), the job has "
             f"{membership.num_processes}: its backend was started before the job was joined; call "
             "jaxfabric.initialize() first"
         )
-    _register(_ext)
+    gpus, without_gpus = usable_gpus()
+    _register(_ext, bool(gpus))
+    # A core without CUDA takes no GPUs.
+    more = {"gpu_ordinals": [*gpus.items()]} if gpus else {}
     fabric = _ext.Fabric(
-        membership.process_id, membership.num_processes, list(ranks), config.options()
+        membership.process_id, membership.num_processes, list(ranks), config.options(), **more
     )
     try:
-        own = Member(ProcessIdentity.own(), fabric.address(), _must_agree(config, _ext))
+        agreed = _must_agree(config, _ext) | {"use of GPUs": without_gpus or "on the fabric"}
+        own = Member(ProcessIdentity.own(), fabric.address(), agreed)
         members = membership.exchange(own, config.connect_timeout)
         fabric.connect([member.address for member in members])
     except BaseException:
         fabric.shutdown()
         raise
-    return _Session(membership, config, ranks, fabric)
-
-
-def core() -> Any:  # noqa: ANN401
-    """Returns the compiled core.
-
-    Raises:
-        ImportError: it is not there; the message names the folder and the remedy.
-    """
-    try:
-        return importlib.import_module("jaxfabric._ext")
-    except ModuleNotFoundError as error:
-        if error.name != "jaxfabric._ext":
-            raise
-        raise ImportError(
-            f"jaxfabric's compiled core is missing from {os.path.dirname(__file__)}, a source tree "
-            "that has not been built. Python looks for modules beside the program first: if "
-            "jaxfabric is installed (pip install .), move the program elsewhere"
-        ) from error
+    return _Session(membership, config, ranks, gpus, fabric)
 
 
 def _must_agree(config: Config, ext: Any) -> dict[str, str]:  # noqa: ANN401
@@ -294,10 +306,11 @@ def _must_agree(config: Config, ext: Any) -> dict[str, str]:  # noqa: ANN401
         "the version of jaxfabric": __version__,
         "the compiled FFI version": ".".join(map(str, ext.ffi_version())),
         "segment_bytes": str(config.segment_bytes),
+        "gpu_limits": config.gpu_limits,
     }
 
 
-def _register(ext: Any) -> None:  # noqa: ANN401
+def _register(ext: Any, with_gpus: bool) -> None:  # noqa: ANN401
     """Registers types, then targets: only once the backend exists, or it would not start."""
     global _registered
     if _registered:
@@ -306,13 +319,17 @@ def _register(ext: Any) -> None:  # noqa: ANN401
 
     from jaxfabric import _compat
 
-    for name, registration in ext.type_registrations().items():
-        jax.ffi.register_ffi_type(name, registration, platform="cpu")
-    for name, stages in ext.registrations().items():
-        jax.ffi.register_ffi_target(name, stages, platform="cpu", api_version=1)
+    handlers = {"cpu": ext.registrations()}
+    if with_gpus:
+        handlers["CUDA"] = ext.cuda_registrations()
+    for platform, targets in handlers.items():
+        for name, registration in ext.type_registrations().items():
+            jax.ffi.register_ffi_type(name, registration, platform=platform)
+        for name, stages in targets.items():
+            jax.ffi.register_ffi_target(name, stages, platform=platform, api_version=1)
 
     # Tells the executables apart whose call instances the core numbers, see docs/matching.md.
-    _compat.watch_compilations(ext.begin_compilation, ext.end_compilation)
+    _compat.watch_compilations(ext.begin_compilation, ext.end_compilation, with_gpus)
     _registered = True
 
 

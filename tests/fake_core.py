@@ -17,11 +17,12 @@ class FakeError(RuntimeError):
 class FakeFabric:
     instances: ClassVar[list[FakeFabric]] = []
 
-    def __init__(self, process_index, process_count, local_ranks, options):
+    def __init__(self, process_index, process_count, local_ranks, options, **more):
         self.process_index = process_index
         self.process_count = process_count
         self.local_ranks = local_ranks
         self.options = options
+        self.more = more
         self.addresses = None
         self.text = None
         self.shutdowns = 0

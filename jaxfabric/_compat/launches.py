@@ -15,14 +15,18 @@ from typing import Any
 
 
 def watch_compilations(
-    begin: Callable[[], int], end: Callable[[int, bytes | None, Sequence[int]], None]
+    begin: Callable[[], int],
+    end: Callable[[int, bytes | None, Sequence[int]], None],
+    with_gpus: bool = False,
 ) -> None:
     """Tells of every executable for CPU devices that JAX makes or loads from its cache from now on.
 
     Args:
         begin: called before that, on the same thread.
         end: called after it with what `begin` returned, the executable's fingerprint (None: it
-            failed, or there is none) and, if it spans processes, the ids of its devices in order.
+            failed, or there is none) and, if it spans processes, the ids of its devices in order;
+            for GPUs always, whose calls are not told their position.
+        with_gpus: of those for GPUs too.
     """
     from jax._src import compiler, traceback_util
 
@@ -32,14 +36,16 @@ def watch_compilations(
 
     @functools.wraps(compile_or_get_cached)
     def watched(backend: Any, computation: Any, devices: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        if backend.platform != "cpu":
+        on_gpus = with_gpus and backend.platform in ("gpu", "cuda")
+        if backend.platform != "cpu" and not on_gpus:
             return compile_or_get_cached(backend, computation, devices, *args, **options)
         begun, fingerprint, ids = begin(), None, []
         try:
             executable = compile_or_get_cached(backend, computation, devices, *args, **options)
             if isinstance(value := getattr(executable, "fingerprint", None), bytes):
                 fingerprint = value
-            if any(device.process_index != backend.process_index() for device in devices.flat):
+            spans = any(device.process_index != backend.process_index() for device in devices.flat)
+            if spans or on_gpus:
                 ids = [device.id for device in devices.flat]
             return executable
         finally:

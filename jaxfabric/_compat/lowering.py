@@ -9,9 +9,10 @@ jax.make_user_context (public) that the value for all threads can be set. Read i
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
+
+from jaxfabric._compat.equations import source_line
 
 
 def checks_manual_types() -> bool:
@@ -152,10 +153,18 @@ def parameter_types(ctx: Any) -> str:  # noqa: ANN401
 
 def user_source(ctx: Any) -> str:  # noqa: ANN401
     """ "train.py:42": the innermost frame of the operation outside of JAX and jaxfabric."""
-    from jax._src import source_info_util
+    return source_line(ctx.traceback)
 
-    frame = source_info_util.user_frame(ctx.traceback)
-    return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else "unknown source"
+
+def lowering_platform(ctx: Any) -> str:  # noqa: ANN401
+    """The platform that a rule is called for; a rule registered for one has it here."""
+    (platform,) = ctx.platforms or ctx.module_context.platforms
+    return platform
+
+
+def lowers_for_several_platforms(ctx: Any) -> bool:  # noqa: ANN401
+    """Whether the module will choose between platforms when it runs."""
+    return len(ctx.module_context.platforms) > 1
 
 
 def cache_sensitive_context() -> Any:  # noqa: ANN401

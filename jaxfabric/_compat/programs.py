@@ -14,22 +14,24 @@ from typing import Any
 Hlo = Any
 
 
-def register_hlo_transformation(name: str, callback: Callable[[bytes], bytes | None]) -> None:
-    """Passes every module compiled for CPU devices through `callback`, just before scheduling."""
+def register_hlo_transformation(
+    name: str, callback: Callable[[bytes], bytes | None], platform: str
+) -> None:
+    """Passes every module compiled for a platform through `callback`, just before scheduling."""
     from jax.extend import xla
 
     # Here is all that XLA inserts, and copies are in place: what is put in must not return an
     # operand as its result.
     stage = xla.PipelineStage.PRE_SCHEDULER
-    xla.register_hlo_module_transformation(callback, name=name, stage=stage, platforms="cpu")
+    xla.register_hlo_module_transformation(callback, name=name, stage=stage, platforms=platform)
 
 
-def clear_hlo_transformation(name: str) -> None:
+def clear_hlo_transformation(name: str, platform: str) -> None:
     """Ends what `register_hlo_transformation` began."""
     from jax.extend import xla
 
     stage = xla.PipelineStage.PRE_SCHEDULER
-    xla.clear_hlo_module_transformation(name, stage=stage, platforms="cpu")
+    xla.clear_hlo_module_transformation(name, stage=stage, platforms=platform)
 
 
 def parse_hlo(data: bytes) -> Hlo:

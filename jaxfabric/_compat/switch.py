@@ -29,6 +29,14 @@ def warn_of_untested_version() -> None:
         )
 
 
+LAX_COLLECTIVES = (
+    *("psum", "psum_invariant", "unreduced_psum", "pmax", "unreduced_pmax"),
+    *("pmin", "unreduced_pmin", "all_gather", "all_gather_invariant", "all_gather_reduced"),
+    *("reduce_scatter", "unreduced_reduce_scatter", "all_to_all", "ppermute", "pbroadcast"),
+    *("pbroadcast_dynamic", "ragged_all_to_all", "psend", "precv"),
+)
+
+
 def lax_primitive(name: str) -> Any:  # noqa: ANN401
     """The collective primitive of jax.lax called `name`, or None where this JAX has none."""
     from jax._src.lax import parallel
@@ -36,20 +44,26 @@ def lax_primitive(name: str) -> Any:  # noqa: ANN401
     return getattr(parallel, f"{name}_p", None)
 
 
-def cpu_lowering(primitive: Any) -> Any:  # noqa: ANN401
-    """The rule that lowers `primitive` for CPU devices, or None."""
+_originals: dict[tuple[Any, str], Any] = {}
+
+
+def xla_lowering(primitive: Any, platform: str) -> Any:  # noqa: ANN401
+    """JAX's own rule that lowers `primitive` for a platform, or None."""
     from jax._src.interpreters import mlir
 
-    rules = mlir._platform_specific_lowerings.get("cpu", {})
+    if (primitive, platform) in _originals:
+        return _originals[primitive, platform]
+    rules = mlir._platform_specific_lowerings.get(platform, {})
     entry = rules.get(primitive) or mlir._lowerings.get(primitive)
     return None if entry is None else entry.rule
 
 
-def replace_cpu_lowering(primitive: Any, rule: Any) -> None:  # noqa: ANN401
-    """Makes `rule` lower each call of `primitive` for CPU devices."""
+def replace_lowering(primitive: Any, rule: Any, platform: str) -> None:  # noqa: ANN401
+    """Makes `rule` lower each call of `primitive` for a platform; `xla_lowering` stays."""
     from jax.interpreters import mlir
 
-    mlir.register_lowering(primitive, rule, platform="cpu", cacheable=False)
+    _originals.setdefault((primitive, platform), xla_lowering(primitive, platform))
+    mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
 
 
 def take_typed_psum_of_groups(run: Callable[..., Any], condition: Callable[[], bool]) -> None:
@@ -87,3 +101,8 @@ def with_result_type(ctx: Any, y: Any, aval: Any) -> Any:  # noqa: ANN401
 def module_store(ctx: Any, name: str) -> list[Any]:  # noqa: ANN401
     """A list that belongs to the module being lowered, and goes with it."""
     return ctx.module_context.cached_primitive_lowerings.setdefault(f"jaxfabric {name}", [])
+
+
+def module_table(ctx: Any, name: str) -> dict[Any, Any]:  # noqa: ANN401
+    """As `module_store`, a dictionary."""
+    return ctx.module_context.cached_primitive_lowerings.setdefault(f"jaxfabric {name}", {})

@@ -19,7 +19,7 @@ import pathlib
 import threading
 from collections.abc import Callable
 
-from jaxfabric import _compat, _report, runtime
+from jaxfabric import _compat, _program, _report, runtime
 from jaxfabric.hlo.transformation import Record, Result, has_collectives, transform
 
 __all__ = ["Record", "clear_records", "install", "installed", "records", "uninstall"]
@@ -31,11 +31,14 @@ _NAME = "jaxfabric-collectives"
 _records: collections.deque[Record] = collections.deque(maxlen=10_000)
 _lock = threading.Lock()
 _installed = False
+_platforms: list[str] = []
 _undo_cache_key: Callable[[], None] | None = None
 
 
 def install() -> None:
-    """Makes programs compiled for CPU devices from now on use the fabric. Idempotent.
+    """Makes programs compiled from now on use the fabric: for CPU devices, and the job's GPUs.
+
+    Idempotent.
 
     Programs compiled with and without it have different keys in the persistent compilation cache.
 
@@ -48,7 +51,10 @@ def install() -> None:
     with _lock:
         if _installed:
             return
-        _compat.register_hlo_transformation(_NAME, _callback)
+        for platform in runtime.platforms():
+            callback = functools.partial(_callback, platform != "cpu")
+            _compat.register_hlo_transformation(_NAME, callback, platform)
+            _platforms.append(platform)
         _undo_cache_key = _compat.extend_cache_key(_cache_key)
         _installed = True
 
@@ -59,7 +65,8 @@ def uninstall() -> None:
     with _lock:
         if not _installed:
             return
-        _compat.clear_hlo_transformation(_NAME)
+        while _platforms:
+            _compat.clear_hlo_transformation(_NAME, _platforms.pop())
         if _undo_cache_key is not None:
             _undo_cache_key()
         _installed = False
@@ -98,7 +105,7 @@ def _cache_key() -> str:
     return f"{_NAME}-{_version()}" if runtime.is_initialized() else ""
 
 
-def _callback(data: bytes) -> bytes | None:
+def _callback(on_gpus: bool, data: bytes) -> bytes | None:
     """XLA calls it while it compiles, on any thread; an exception would be a failed compilation."""
     if not has_collectives(data):
         return None
@@ -106,7 +113,7 @@ def _callback(data: bytes) -> bytes | None:
         _leave("jaxfabric was shut down")
         return None
     try:
-        result = transform(data)
+        result = transform(data, _program.limits() if on_gpus else None)
         _announce(result)
     except Exception as error:
         logger.debug("The pass over a program failed", exc_info=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from jaxfabric import _compat
 from jaxfabric._emit import site_hash
+from jaxfabric.gpu_table import Override, decide
 from jaxfabric.hlo import fragments
 from jaxfabric.hlo.fragments import Attribute, Describe, Fragment
 from jaxfabric.hlo.groups import (
@@ -40,6 +41,7 @@ COLLECTIVES = frozenset(
         *("all-reduce-start", "all-gather-start", "collective-permute-start"),
     }
 )
+_FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _REDUCTIONS = {"add": "sum", "maximum": "max", "minimum": "min"}
 _BOOL_REDUCTIONS = {"or": "max", "and": "min", "maximum": "max", "minimum": "min"}
 
@@ -89,13 +91,18 @@ def has_collectives(data: bytes) -> bool:
     return any(name.encode() in data for name in COLLECTIVES)
 
 
-def transform(data: bytes) -> Result:
+def transform(data: bytes, limits: Sequence[Override] | None = None) -> Result:
     """Replaces the collectives of a serialized HloModuleProto.
+
+    Args:
+        data: the module.
+        limits: for a program for GPUs, what overrules gpu_table. There the fabric takes all of the
+            program's collectives or none: see `_program`.
 
     Raises:
         Exception: the module cannot be read, or not be put together again; it is unchanged.
     """
-    return _Transformation(data).run()
+    return _Transformation(data, limits).run()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +116,8 @@ class _Call:
 
 
 class _Transformation:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, limits: Sequence[Override] | None) -> None:
+        self._limits = limits
         self._module = Module(data)
         self._parsed = {c.name: c for c in _compat.parse_hlo(data).computations()}
         self._result = Result(None, [], {}, donates=self._module.donates())
@@ -147,7 +155,14 @@ class _Transformation:
             if new:
                 computation.replace(new, self._module)
                 changed = True
-        if changed:
+        left = [record for record in result.records if not record.taken]
+        if left and self._limits is not None:
+            reason = f"the program has {left[0].op} at {left[0].source}: {left[0].reason}"
+            result.records = [
+                dataclasses.replace(r, taken=False, reason=reason) if r.taken else r
+                for r in result.records
+            ]
+        elif changed:
             result.data = bytes(self._module)
             _compat.parse_hlo(result.data)  # Raises if it does not hold together.
         return result
@@ -205,18 +220,20 @@ class _Transformation:
             groups = self._groups(opcode, own)
         reduction = self._reduction(call.message, opcode, call.operands)
         results = call.instruction.results
+        self._require_worth(call, groups)
         names = tuple(operand.name for operand in call.hlo.operands())
-        ids = self._result.device_ids
+        # GPUs know their positions.
+        asks_position = self._result.device_ids is None and self._limits is None
         describe = self._describer(call, groups, pairs)
         if opcode != "ragged-all-to-all" and all(len(group) == 1 for group in groups):
-            fragment = Fragment(call.operands, describe, ids is None)
+            fragment = Fragment(call.operands, describe, asks_position)
             emitted = fragments.copies(fragment, results)
         elif opcode == "all-to-all" and call.instruction.is_tuple:
             fragments.check_parts(call.operands, results, len(groups[0]))
             seams = find_seams(call.hlo, results, self._parsed, pinned)
             whole = seams.whole[1] if seams.whole else None
             shapes = [seams.source[1]] if seams.source else call.operands
-            fragment = Fragment(shapes, describe, ids is None)
+            fragment = Fragment(shapes, describe, asks_position)
             emitted = fragments.all_to_all_of_parts(fragment, results, whole, seams.shared)
             return Replacement(
                 call.message,
@@ -226,10 +243,21 @@ class _Transformation:
                 seams.dropped,
             )
         else:
-            fragment = Fragment(call.operands, describe, ids is None)
+            fragment = Fragment(call.operands, describe, asks_position)
             emitted = _EMITTERS[opcode](fragment, call.instruction, groups, reduction)
         text = fragment.finish(emitted, call.instruction.is_tuple)
         return Replacement(call.message, _compat.hlo_from_text(text), names, call.hlo.name)
+
+    def _require_worth(self, call: _Call, groups: Groups) -> None:
+        ranks = max(map(len, groups))
+        if self._limits is None or ranks == 1:
+            return
+        op = call.instruction.opcode.removeprefix("collective-").replace("-", "_")
+        size = max(sum(s.bytes for s in side) for side in (call.operands, call.instruction.results))
+        kind = _FLOATS.get(call.operands[0].type, call.operands[0].type)
+        who = decide(op, kind, size, ranks, self._limits)
+        if not who.fabric:
+            raise UnsupportedError(who.reason)
 
     def _describer(self, call: _Call, groups: Groups, pairs: fragments.Pairs) -> Describe:
         ids = self._result.device_ids

@@ -19,7 +19,7 @@ from jaxfabric._groups import (
     as_groups,
     canonical_axis,
 )
-from jaxfabric._primitive import Collective, Value, collective
+from jaxfabric._primitive import Collective, Context, Value, collective, ir, lower_as_jax
 
 
 def _over_batch(
@@ -29,6 +29,13 @@ def _over_batch(
     y = over_rest(x)  # [outer * inner, size, s]
     y = y.reshape(split.outer, split.inner, split.size, *x.shape[1:])
     return jnp.moveaxis(y, 2, 1).reshape(-1, *x.shape[1:]), None
+
+
+def _counterpart(
+    ctx: Context, x: ir.Value, *, axes: Axes, groups: Groups | None, size: int
+) -> ir.Value:
+    own = {"axis_name": axes, "axis_index_groups": groups, "axis_size": size, "tiled": False}
+    return lower_as_jax("all_gather", ctx, x, all_gather_dimension=0, **own)
 
 
 def _transpose(ct: Value, x: Value, *, axes: Axes, groups: Groups | None, kind: str) -> Value:
@@ -44,6 +51,7 @@ _all_gather = Collective(
     name="all_gather",
     target="jaxfabric_all_gather",
     rows_out=1,
+    counterpart=_counterpart,
     over_batch=_over_batch,
     transpose=_transpose,
 )

@@ -14,7 +14,7 @@ from jax.interpreters import ad
 
 from jaxfabric import _compat
 from jaxfabric._groups import Axes, AxisGroups, AxisName, Groups, Split, as_axes, as_groups
-from jaxfabric._primitive import Collective, Param, Value, ir
+from jaxfabric._primitive import Collective, Context, Param, Value, ir, lower_as_jax
 
 
 def reduce_locally(reduction: str, x: jax.Array, axis: Sequence[int]) -> jax.Array:
@@ -33,6 +33,13 @@ def _over_batch(
 ) -> tuple[Value, None]:
     del rest, split
     return over_rest(reduce_locally(reduction, x, [0])), None
+
+
+def _counterpart(
+    name: str, ctx: Context, x: ir.Value, *, axes: Axes, groups: Groups | None, size: int
+) -> ir.Value:
+    del size
+    return lower_as_jax(name, ctx, x, axes=axes, axis_index_groups=groups)
 
 
 def _sum_transpose(ct: Value, x: Value, *, axes: Axes, groups: Groups | None, kind: str) -> Value:
@@ -64,6 +71,7 @@ def _make(name: str, reduction: str, **rules: Param) -> Collective:
         target="jaxfabric_all_reduce",
         reduction=reduction,
         attributes=lambda: {"reduction": ir.StringAttr.get(reduction)},
+        counterpart=partial(_counterpart, name),
         over_batch=partial(_over_batch, reduction),
         weak_kinds=("invarying", "unreduced"),  # As jax.lax has it.
         **rules,

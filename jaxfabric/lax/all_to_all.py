@@ -19,7 +19,7 @@ from jaxfabric._groups import (
     canonical_axis,
     communicator_size,
 )
-from jaxfabric._primitive import Collective, Value
+from jaxfabric._primitive import Collective, Context, Value, ir, lower_as_jax
 
 
 def _over_batch(
@@ -39,6 +39,14 @@ def _over_batch(
     return y.reshape(split.size, -1, *row), 0
 
 
+def _counterpart(
+    ctx: Context, x: ir.Value, *, axes: Axes, groups: Groups | None, size: int
+) -> ir.Value:
+    del size
+    own = {"axis_name": axes, "axis_index_groups": groups, "tiled": True}
+    return lower_as_jax("all_to_all", ctx, x, split_axis=0, concat_axis=0, **own)
+
+
 def _transpose(ct: Value, x: Value, *, axes: Axes, groups: Groups | None, kind: str) -> Value:
     del x
     return _all_to_all.bind(ct, axes, groups, kind)
@@ -48,6 +56,7 @@ _all_to_all = Collective(
     name="all_to_all",
     target="jaxfabric_all_to_all",
     rows_in=1,
+    counterpart=_counterpart,
     rows_out=1,
     over_batch=_over_batch,
     transpose=_transpose,

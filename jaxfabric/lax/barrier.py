@@ -8,9 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxfabric._groups import Axes, AxisName, Split, as_axes
-from jaxfabric._primitive import Collective, Param, Value
+from jaxfabric import _compat
+from jaxfabric._emit import lower_locally
+from jaxfabric._groups import Axes, AxisName, Groups, Split, as_axes
+from jaxfabric._primitive import Collective, Context, Param, Value, hlo, ir, lower_as_jax
 
 
 def _over_batch(
@@ -18,6 +21,28 @@ def _over_batch(
 ) -> tuple[Value, int]:
     del rest, split
     return over_rest(x), 0
+
+
+def _counterpart(
+    ctx: Context, x: ir.Value, *, axes: Axes, groups: Groups | None, size: int
+) -> ir.Value:
+    """A sum of what XLA does not know, on which the result depends.
+
+    XLA has no barrier: where nothing depends on it, it is dropped.
+    """
+    del size
+    (aval,) = ctx.avals_in
+    scalar = _compat.with_shape(aval, ()).update(dtype=np.dtype(np.int32), weak_type=False)
+    index = lower_locally(ctx, partial(jax.lax.axis_index, axes), (), (), scalar)
+    x, index = hlo.OptimizationBarrierOp([x, index]).results
+    own = {"axes": axes, "axis_index_groups": groups}
+    inner = ctx.replace(avals_in=[scalar], avals_out=[scalar])
+    total = lower_as_jax("psum", inner, index, **own)
+
+    def hold_back(x: jax.Array, total: jax.Array) -> jax.Array:
+        return jnp.where(total >= 0, x, jnp.zeros_like(x))
+
+    return lower_locally(ctx, hold_back, (x, total), (aval, scalar), aval)
 
 
 def _jvp(
@@ -31,6 +56,7 @@ _barrier = Collective(
     name="barrier",
     target="jaxfabric_barrier",
     side_effect=True,
+    counterpart=_counterpart,
     over_batch=_over_batch,
     jvp=_jvp,
 )

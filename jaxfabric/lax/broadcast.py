@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxfabric import _compat
 from jaxfabric._groups import Axes, AxisName, Groups, Split, as_axes, communicator_size
-from jaxfabric._primitive import Collective, Value, collective
+from jaxfabric._primitive import Collective, Context, Value, collective, ir, lower_as_jax
 from jaxfabric.lax.all_gather import all_gather
 
 
@@ -21,6 +21,13 @@ def _over_batch(
     del rest
     index, sender = split.locate(root)
     return over_rest(x[index], root=sender), None
+
+
+def _counterpart(
+    ctx: Context, x: ir.Value, *, axes: Axes, groups: Groups | None, size: int, root: int
+) -> ir.Value:
+    del groups, size
+    return lower_as_jax("pbroadcast", ctx, x, axis_name=axes, source=root)
 
 
 def _transpose(
@@ -34,6 +41,7 @@ def _transpose(
 _broadcast = Collective(
     name="pbroadcast",
     target="jaxfabric_broadcast",
+    counterpart=_counterpart,
     attributes=lambda root: {"root": _compat.i64(root)},
     over_batch=_over_batch,
     transpose=_transpose,

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxfabric import _compat
 from jaxfabric._groups import Axes, AxisName, Groups, Split, as_axes, communicator_size
-from jaxfabric._primitive import Collective, Value
+from jaxfabric._primitive import Collective, Context, Value, ir, lower_as_jax
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -36,6 +36,19 @@ def _over_batch(
     return jnp.stack(rows), 0
 
 
+def _counterpart(
+    ctx: Context, x: ir.Value, *, axes: Axes, groups: Groups | None, size: int, pairs: Pairs
+) -> ir.Value:
+    """As `jax.lax` has it: indices count in the order of the mesh, whatever that of the names."""
+    del groups
+    sizes = _compat.lowering_mesh(ctx)[0].shape
+    order = sorted(range(len(axes)), key=lambda i: list(sizes).index(axes[i]))
+    ranks = np.arange(size).reshape([sizes[axis] for axis in axes])
+    in_mesh = np.argsort(ranks.transpose(order).ravel())
+    perm = [(int(in_mesh[source]), int(in_mesh[to])) for source, to in pairs]
+    return lower_as_jax("ppermute", ctx, x, axis_name=tuple(axes[i] for i in order), perm=perm)
+
+
 def _transpose(
     ct: Value, x: Value, *, axes: Axes, groups: Groups | None, kind: str, pairs: Pairs
 ) -> Value:
@@ -47,6 +60,7 @@ def _transpose(
 _permute = Collective(
     name="ppermute",
     target="jaxfabric_permute",
+    counterpart=_counterpart,
     attributes=lambda pairs: {
         "pairs": _compat.i64_array([rank for pair in pairs for rank in pair])
     },

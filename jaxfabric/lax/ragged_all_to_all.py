@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from jaxfabric import _compat
+from jaxfabric import _compat, _program, _report
 from jaxfabric._dtypes import check_movable, pack, unpack
-from jaxfabric._emit import call_fabric, label, mesh_positions
+from jaxfabric._emit import call_fabric, label, mesh_positions, note
 from jaxfabric._groups import (
     Axes,
     AxisGroups,
@@ -34,11 +34,14 @@ from jaxfabric._primitive import (
     define,
     hlo,
     ir,
+    lower_as_jax,
     lower_with_sharding_in_types,
 )
 from jaxfabric.lax.all_to_all import all_to_all
 
 _NAME = "ragged_all_to_all"
+# XLA:GPU takes no more ranks, unless a flag lets it use NCCL's send and recv.
+_XLA_RANKS = 8
 _METADATA = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
 
 
@@ -170,20 +173,54 @@ def _batch(
     return y.reshape(output.shape), 0
 
 
+def describe_ragged(
+    operand: Aval, output: Aval, ranks: int, unfit: str = ""
+) -> _program.Call | None:
+    """What the call is where it is decided who runs it, see `_program`; None for one rank."""
+    if ranks == 1:
+        return None
+    return _program.Call(
+        label=label(_NAME, operand),
+        op=_NAME,
+        dtype=operand.dtype.name,
+        size_bytes=_program.size_of(operand, output),
+        ranks=ranks,
+        unfit=unfit,
+        only_fabric=not unfit and ranks > _XLA_RANKS,
+    )
+
+
+def _describe(equation: _compat.Equation) -> _program.Call | None:
+    ranks = _program.ranks_of(equation, equation.params["axes"], equation.params["groups"])
+    operand, output, *_ = equation.avals_in
+    return describe_ragged(operand, output, ranks, _program.unfit(equation))
+
+
 def _emit(
     ctx: Context, *operands: ir.Value, axes: Axes, groups: Groups | None
 ) -> Sequence[ir.Value]:
     (aval, output, *metadata), (out,) = ctx.avals_in, ctx.avals_out
     positions = mesh_positions(ctx, axes, groups)
     _check(aval, output, metadata, len(positions[0]))
-    wide = [m.update(dtype=np.dtype(np.int64)) for m in metadata]
+    reason = ""
+    on_gpus = _compat.lowering_platform(ctx) != "cpu"
+    if on_gpus and (call := describe_ragged(aval, output, len(positions[0]))) is not None:
+        who = _program.choose(ctx, call)
+        if not who.fabric:
+            note(ctx, _NAME, _report.XLA, who.reason)
+            own = {"axis_name": axes, "axis_index_groups": groups}
+            return [lower_as_jax(_NAME, ctx, *operands, **own)]
+        reason = who.reason
+    wide = [m.update(dtype=_index_type(m.dtype, on_gpus)) for m in metadata]
     packed, x = pack(ctx, aval, operands[0])
     initial, y = pack(ctx, output, operands[1])
     arrays = (
-        hlo.convert(mlir.aval_to_ir_type(ctx.module_context, aval), array)
-        for aval, array in zip(wide, operands[2:], strict=True)
+        array
+        if on_gpus and aval.dtype == have.dtype
+        else hlo.convert(mlir.aval_to_ir_type(ctx.module_context, aval), array)
+        for aval, have, array in zip(wide, metadata, operands[2:], strict=True)
     )
-    result = call_fabric(
+    (result,), _ = call_fabric(
         ctx.replace(avals_in=[packed, initial, *wide], avals_out=[out.update(dtype=packed.dtype)]),
         [x, y, *arrays],
         name=_NAME,
@@ -192,13 +229,21 @@ def _emit(
         label=label(_NAME, aval),
         site=(output.shape, metadata[0].shape),
         attributes={},
+        reason=reason,
         # The result begins as the output.
         operand_output_aliases={1: 0},
     )
     return [lower_with_sharding_in_types(ctx, unpack(ctx, result, out), out)]
 
 
+def _index_type(dtype: Aval, on_gpus: bool) -> Aval:
+    """The type in which the fabric takes offsets and sizes; a GPU reads two, without conversion."""
+    fits = dtype.itemsize < 4 or dtype == np.int32
+    return np.dtype(np.int32 if on_gpus and fits else np.int64)
+
+
 _ragged_p = define(_NAME, _type, _batch, _emit)
+_program.describe_with(_ragged_p, _describe)
 ad.primitive_jvps[_ragged_p] = _jvp
 ad.primitive_transposes[_ragged_p] = _transpose
 

@@ -20,7 +20,7 @@ from jaxfabric._groups import (
     canonical_axis,
     communicator_size,
 )
-from jaxfabric._primitive import Collective, Value, collective, ir
+from jaxfabric._primitive import Collective, Context, Value, collective, ir, lower_as_jax
 from jaxfabric.lax.all_reduce import reduce_locally
 
 
@@ -32,6 +32,13 @@ def _over_batch(
     x = reduce_locally("sum", x, [0]).reshape(split.outer, split.size, split.inner, *row)
     # The rows of the batch stay together: they belong to one rank of the remaining axes.
     return over_rest(jnp.moveaxis(x, 1, 2).reshape(-1, split.size, *row)), 0
+
+
+def _counterpart(
+    ctx: Context, x: ir.Value, *, axes: Axes, groups: Groups | None, size: int
+) -> ir.Value:
+    own = {"axis_name": axes, "axis_index_groups": groups, "axis_size": size, "tiled": False}
+    return lower_as_jax("reduce_scatter", ctx, x, scatter_dimension=0, **own)
 
 
 def _transpose(ct: Value, x: Value, *, axes: Axes, groups: Groups | None, kind: str) -> Value:
@@ -46,6 +53,7 @@ _psum_scatter = Collective(
     reduction="sum",
     attributes=lambda: {"reduction": ir.StringAttr.get("sum")},
     rows_in=1,
+    counterpart=_counterpart,
     over_batch=_over_batch,
     transpose=_transpose,
 )

@@ -8,38 +8,19 @@ them, and the fabric's calls and XLA's collectives in what was compiled; or an e
 from __future__ import annotations
 
 import json
-import os
 import re
 
-# The libraries that a GPU would need are not looked for.
-os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-os.environ["JAX_PLATFORMS"] = "cpu"
-
+import cuda_topology  # First: it says which platforms JAX is to have.
 import jax
 import jax.extend.xla
 import jax.numpy as jnp
 import numpy as np
 from hlo_programs import COLLECTIVE, TARGET, constrain
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxfabric import _ext
 from jaxfabric.hlo.transformation import transform
 
-H200 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 4800000000000 l2_cache_size: 62914560 clock_rate_ghz: 1.98
-  device_memory_size: 150000000000 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 } registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-}
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } runtime_version { major: 13 }
-device_description_str: "NVIDIA H200"
-"""
 AB = P(("a", "b"))
 
 
@@ -78,24 +59,23 @@ def programs(mesh):
         ),
         "loop": (per_rank(loop), every),
         "ragged_all_to_all": (per_rank(ragged), every),
+        # Of which one is for XLA, so all are.
+        "a large one": (
+            per_rank(lambda x: (jax.lax.psum(x, "a"), jax.lax.psum(x.sum(0), "a"))),
+            ((1 << 16, 1024), (("a", "b"), None)),
+        ),
         "product": (lambda x: x.prod(0), (x, rows)),
     }
 
 
 def main():
-    topology = topologies.get_topology_desc(
-        "h200", platform="cuda", target_config=H200, topology="1x1x4"
-    )
-    mesh = Mesh(np.array(topology.devices).reshape(2, 2), ("a", "b"))
-    # Their code is not run, but XLA looks for them.
-    for name, registration in _ext.type_registrations().items():
-        jax.ffi.register_ffi_type(name, registration, platform="CUDA")
-    for name, stages in _ext.registrations().items():
-        jax.ffi.register_ffi_target(name, stages, platform="CUDA", api_version=1)
+    mesh = Mesh(np.array(cuda_topology.devices(1, 4)).reshape(2, 2), ("a", "b"))
+    cuda_topology.register()
     records = []
+    limits = ()
 
     def callback(data):
-        result = transform(data)
+        result = transform(data, limits)
         records.extend(result.records)
         return result.data
 

@@ -119,12 +119,12 @@ HEAD = """HloModule m
 ALL = "channel_id=1, replica_groups={}, use_global_device_ids=true"
 
 
-def transformed(body, replicas=1, devices=(4, 5, 6, 7), computations=""):
-    """Transforms a module of these instructions, for these devices."""
+def transformed(body, replicas=1, devices=(4, 5, 6, 7), computations="", limits=None):
+    """Transforms a module of these instructions, for these devices: GPUs where there are limits."""
     text = HEAD + computations + "ENTRY %e {\n" + "\n".join(body) + "\n}\n"
     message = Message(_compat.hlo_from_text(text))
     per_partition = [encode([(1, 2, varint(d) * replicas)]) for d in devices]
     assignment = [(1, 0, replicas), (2, 0, len(devices)), *((3, 2, p) for p in per_partition)]
     if devices:
         message.set(15, encode(assignment))
-    return transform(bytes(message))
+    return transform(bytes(message), limits)

@@ -126,8 +126,10 @@ def test_export_needs_no_fabric_and_other_platforms_are_named(monkeypatch):
     check = [jax.export.DisabledSafetyCheck.custom_call("jaxfabric_all_reduce")]
     exported = jax.export.export(f, platforms=["cpu"], disabled_checks=check)(x)
     assert "jaxfabric_all_reduce" in exported.mlir_module()
-    with pytest.raises(NotImplementedError, match=r"psum runs on the platform cpu, not on cuda"):
-        jax.export.export(f, platforms=["cuda"], disabled_checks=check)(x)
+    with pytest.raises(
+        NotImplementedError, match=r"psum runs on the platforms cpu and cuda, not on tpu"
+    ):
+        jax.export.export(f, platforms=["tpu"], disabled_checks=check)(x)
 
 
 def test_small_types_travel_in_bytes():

@@ -1,0 +1,55 @@
+"""What this process has for collectives: the compiled core, and the devices that it can serve."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from jaxfabric.config import logger
+
+
+def core() -> Any:  # noqa: ANN401
+    """Returns the compiled core.
+
+    Raises:
+        ImportError: it is not there; the message names the folder and the remedy.
+    """
+    try:
+        return importlib.import_module("jaxfabric._ext")
+    except ModuleNotFoundError as error:
+        if error.name != "jaxfabric._ext":
+            raise
+        raise ImportError(
+            f"jaxfabric's compiled core is missing from {os.path.dirname(__file__)}, a source tree "
+            "that has not been built. Python looks for modules beside the program first: if "
+            "jaxfabric is installed (pip install .), move the program elsewhere"
+        ) from error
+
+
+def cuda_problem() -> str:
+    """Why this process cannot run collectives on GPUs, or an empty string."""
+    ask = getattr(core(), "cuda_status", None)
+    return "this build has no CUDA kernels" if ask is None else ask()
+
+
+def local_devices(platform: str) -> list[Any]:
+    """This process's devices of a platform; none where JAX does without it."""
+    import jax
+
+    try:
+        return jax.local_devices(backend=platform)
+    except RuntimeError:  # JAX_PLATFORMS leaves it out.
+        return []
+
+
+def usable_gpus() -> tuple[dict[int, int], str]:
+    """The ids of this process's GPUs by CUDA's number; why there are none for the fabric."""
+    import jax
+
+    if jax.default_backend() != "gpu" or not (devices := local_devices("cuda")):
+        return {}, "none"
+    if problem := cuda_problem():
+        logger.warning("collectives on GPUs are left to XLA: %s", problem)
+        return {}, problem
+    return {device.local_hardware_id: device.id for device in devices}, ""

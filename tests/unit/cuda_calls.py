@@ -1,0 +1,231 @@
+"""Compiles the fabric's calls for H200 GPUs, on a machine that has none, beside XLA's own.
+
+Prints as JSON, by name of the program and of the topology: the calls in the order of the compiled
+program, and how often it has each other operation; of XLA's own the latter alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pathlib
+import re
+import sys
+import tempfile
+
+import cuda_topology  # First: it says which platforms JAX is to have.
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.lax import parallel
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxfabric
+from jaxfabric import lax as ours
+from jaxfabric import runtime
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+X = P("x")
+
+
+def each(call):
+    """A program with something to fuse before the call and after it."""
+    return lambda lax, x: jnp.cos(call(lax, jnp.sin(x)))
+
+
+def ragged(lax, x):
+    ranks = jax.lax.axis_size("x")
+    ones = jnp.ones(ranks, np.int32) + 0 * jax.lax.axis_index("x")
+    return lax.ragged_all_to_all(x, x * 0, ones, ones, ones * 2, ones, axis_name="x")
+
+
+def gradient(call):
+    return lambda lax, x: jax.grad(lambda y: (call(lax, jnp.sin(y)) ** 2).sum())(x)
+
+
+def loop(lax, x):
+    return jax.lax.fori_loop(0, 3, lambda _, y: jnp.tanh(lax.psum(y, "x")), x)
+
+
+def several(lax, x):
+    """One after another, as each needs the one before."""
+    for k in range(3):
+        x = jnp.tanh(lax.psum(x, "x"))
+        x = lax.ppermute(x * k, "x", [(0, 1), (1, 0)]) + x
+    return x
+
+
+def work(x):
+    return jnp.tanh(x @ jnp.ones((512, 4096), x.dtype)) @ jnp.ones((4096, 512), x.dtype)
+
+
+def halves(lax, x):
+    del lax
+    first = parallel.all_gather_start(jnp.sin(x), "x")
+    second = parallel.psum_scatter_start(jnp.cos(x), "x", tiled=True)
+    y = work(x)
+    z = work(first.done().sum(0))
+    return y + z + second.done().sum()
+
+
+CALLS = {
+    "psum": each(lambda lax, x: lax.psum(x, "x")),
+    "psum of bfloat16": each(lambda lax, x: lax.psum(x.astype(jnp.bfloat16), "x")),
+    "pmax": each(lambda lax, x: lax.pmax(x, "x")),
+    "all_gather": each(lambda lax, x: lax.all_gather(x, "x")),
+    "all_gather of columns": each(lambda lax, x: lax.all_gather(x, "x", axis=1, tiled=True)),
+    "psum_scatter": each(lambda lax, x: lax.psum_scatter(x, "x", tiled=True)),
+    "psum_scatter of columns": each(
+        lambda lax, x: lax.psum_scatter(x, "x", scatter_dimension=1, tiled=True)
+    ),
+    "all_to_all": each(lambda lax, x: lax.all_to_all(x, "x", 1, 0, tiled=True)),
+    "ragged_all_to_all": each(ragged),
+    "ppermute": each(lambda lax, x: lax.ppermute(x, "x", [(0, 1), (1, 2)])),
+    "pbroadcast": each(lambda lax, x: lax.pbroadcast(x, "x", 2)),
+    "gradient of psum": gradient(lambda lax, x: lax.psum(x, "x")),
+    "gradient of all_gather": gradient(lambda lax, x: lax.all_gather(x, "x", tiled=True)),
+    "gradient of psum_scatter": gradient(lambda lax, x: lax.psum_scatter(x, "x", tiled=True)),
+    "gradient of all_to_all": gradient(lambda lax, x: lax.all_to_all(x, "x", 0, 1, tiled=True)),
+    "vmap of all_gather": each(
+        lambda lax, x: jax.vmap(lambda row: lax.all_gather(row, "x", tiled=True))(x)
+    ),
+    "vmap over the axis": each(
+        lambda lax, x: jax.vmap(lambda row: lax.psum(row, ("x", "rows")), axis_name="rows")(x)
+    ),
+    "loop": loop,
+    "several": several,
+}
+# Those that XLA's calls are not compared with.
+MORE = {
+    "barrier": each(lambda lax, x: ours.barrier("x", x)),
+    "halves": halves,
+}
+ON_HOSTS = ("psum", "all_gather of columns", "psum_scatter", "ragged_all_to_all", "several")
+
+
+def program(call, lax, mesh):
+    f = jax.shard_map(lambda x: call(lax, x), mesh=mesh, in_specs=X, out_specs=X, check_vma=False)
+    ranks = mesh.devices.size
+    x = jax.ShapeDtypeStruct((512 * ranks, 512), np.float32, sharding=NamedSharding(mesh, X))
+    return jax.jit(f).lower(x)
+
+
+def transformer_step(mesh):
+    import transformer
+    import transformer_tensor_parallel as example
+
+    def placed(like, specs):
+        return jax.tree.map(
+            lambda a, spec: jax.ShapeDtypeStruct(
+                a.shape, a.dtype, sharding=NamedSharding(mesh, spec)
+            ),
+            like,
+            specs,
+            is_leaf=lambda a: isinstance(a, P),
+        )
+
+    state = jax.eval_shape(lambda: transformer.first_state(transformer.first_parameters()))
+    specs = example.STATE
+    if jax.tree.structure(state) != jax.tree.structure(specs, is_leaf=lambda a: isinstance(a, P)):
+        raise ValueError(f"the example's state has become {jax.tree.structure(state)}")
+    tokens = jax.ShapeDtypeStruct((4, transformer.LENGTH), np.int32)
+    f = jax.shard_map(
+        example.step,
+        mesh=mesh,
+        in_specs=(specs, example.POSITIONS, example.POSITIONS),
+        out_specs=(specs, example.COPY),
+    )
+    tokens = placed(tokens, example.POSITIONS)
+    return jax.jit(f).lower(placed(state, specs), tokens, tokens)
+
+
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%(\S+) = (.*?) ([\w-]+)\((.*)$")
+
+
+def read(text):
+    """The calls of a compiled program, and how often it has each other operation."""
+    calls, others = [], collections.Counter()
+    inside_a_fusion = False
+    for line in text.splitlines():
+        if line.startswith(("%", "ENTRY")):
+            inside_a_fusion = line.startswith(("%fused_", "%wrapped_"))
+        found = INSTRUCTION.match(line)
+        if not found or inside_a_fusion:
+            continue
+        _, shape, opcode, rest = found.groups()
+        target = re.search(r'custom_call_target="jaxfabric_(\w+)"', rest)
+        if target:
+            calls.append(
+                {
+                    "target": target[1],
+                    "operands": len(re.findall("%", rest.split("), ")[0])),
+                    "spaces": re.findall(r"S\(\d\)", shape),
+                    "label": re.search(r'label = "(.*?)"|$', rest)[1],
+                    "by_position": re.search(r"by_position = (\d)|$", rest)[1],
+                    "site": re.search(r"site = (\d+)", rest)[1],
+                    "aliased": "output_to_operand_aliasing={{}: (1, {})}" in rest,
+                }
+            )
+        elif opcode not in ("parameter", "bitcast", "get-tuple-element", "tuple", "constant"):
+            gemm = "gemm" in rest.split("calls=")[-1].split(",")[0]
+            others["product" if gemm else opcode] += 1
+            if gemm:
+                calls.append({"target": "product"})
+    return calls, others
+
+
+def compiled(lowered):
+    calls, others = read(lowered.compile().as_text())
+    sites = re.findall(r"@jaxfabric_\w+\(.*?\bsite = (\d+)", lowered.as_text())
+    return {"calls": calls, "others": others, "lowered": sites}
+
+
+def in_command_buffers(mesh, folder):
+    """How many calls a program of small ones has, and how many of them XLA captures."""
+
+    def captured(x):
+        return several(ours, x)
+
+    f = jax.shard_map(captured, mesh=mesh, in_specs=X, out_specs=X, check_vma=False)
+    x = jax.ShapeDtypeStruct((512, 512), np.float32, sharding=NamedSharding(mesh, X))
+    jax.jit(f).lower(x).compile()
+    # There are two of them if the passes found something to capture, and "_after" comes last.
+    *_, path = sorted(pathlib.Path(folder).glob("*jit_captured*.thunk_sequence*.txt"))
+    calls = [line for line in path.read_text().splitlines() if "kCustomCall" in line]
+    return {"calls": len(calls), "captured": sum(line.startswith(" ") for line in calls)}
+
+
+def main(folder):
+    # As if each GPU were this process's.
+    runtime.cuda_problem = lambda: ""
+    cuda_topology.register()
+    line = Mesh(np.array(cuda_topology.devices(1, 4)), ("x",))
+    hosts = Mesh(np.array(cuda_topology.devices(2, 8)), ("x",))
+    found = {}
+    for name, call in (CALLS | MORE).items():
+        with jaxfabric.enabled():
+            found[name] = {"1x1x4": compiled(program(call, ours, line))}
+            if name in ON_HOSTS:
+                found[name]["1x2x8"] = compiled(program(call, ours, hosts))
+        if name in CALLS:
+            found[name]["own"] = compiled(program(call, jax.lax, line))
+    model = Mesh(np.array(cuda_topology.devices(1, 4)), ("model",))
+    with jaxfabric.enabled():
+        found["transformer"] = {"1x1x4": compiled(transformer_step(model))}
+    found["transformer"]["own"] = compiled(transformer_step(model))
+    found["command buffers"] = in_command_buffers(line, folder)
+    found["command buffers"]["real"] = cuda_topology.HAS_CUDA_HANDLERS
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        # Read once, when XLA comes to life.
+        os.environ["XLA_FLAGS"] = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder} "
+            "--xla_dump_hlo_module_re=.*captured.*"
+        )
+        main(folder)

@@ -1,0 +1,147 @@
+"""The fabric of a process that has GPUs: here none are real."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+
+import fake_core
+import jax
+import pytest
+
+import jaxfabric
+from jaxfabric import _compat, _devices, doctor, hlo, runtime
+
+
+@dataclasses.dataclass
+class Gpu:
+    id: int
+    local_hardware_id: int
+
+
+GPUS = [Gpu(4, 0), Gpu(6, 2)]
+
+
+@pytest.fixture
+def core(monkeypatch):
+    """A fake core in a process with two GPUs; yields what JAX's FFI is called with."""
+    calls = []
+
+    def record(name, *_, platform, **__):
+        calls.append((name, platform))
+
+    fake = fake_core.module()
+    monkeypatch.setitem(sys.modules, "jaxfabric._ext", fake)
+    monkeypatch.setattr(jax.ffi, "register_ffi_type", record)
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", record)
+    for name, value in (("_session", None), ("_membership", None), ("_registered", False)):
+        monkeypatch.setattr(runtime, name, value)
+    monkeypatch.setattr(runtime, "_exit_hook", True)
+    monkeypatch.setattr(_compat, "watch_compilations", lambda *a: calls.append(a[2]))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    own = _devices.local_devices
+    devices = {"cuda": lambda: GPUS, "cpu": lambda: own("cpu")}
+    for module in (runtime, _devices):
+        monkeypatch.setattr(module, "local_devices", lambda platform: devices[platform]())
+    fake_core.FakeFabric.instances = []
+    fake.calls, fake.devices = calls, devices
+    yield fake
+    runtime.shutdown()
+
+
+def usable(core):
+    core.cuda_status = lambda: ""
+    core.cuda_registrations = lambda: {"jaxfabric_gpu": {"execute": "capsule"}}
+
+
+def test_gpus_are_ranks_by_the_number_that_cuda_has_for_them(core):
+    usable(core)
+    jaxfabric.initialize()
+    (fabric,) = fake_core.FakeFabric.instances
+    assert fabric.more == {"gpu_ordinals": [(0, 4), (2, 6)]}
+    status = jaxfabric.status()
+    assert (status.gpus, status.gpu_problem) == ((4, 6), "")
+    assert status.ranks == tuple(device.id for device in jax.local_devices(backend="cpu"))
+    assert core.calls == [
+        *(("jaxfabric_type", "cpu"), ("jaxfabric_fake", "cpu")),
+        *(("jaxfabric_type", "CUDA"), ("jaxfabric_gpu", "CUDA")),
+        True,
+    ]
+    assert runtime.platforms() == ("cpu", "cuda")
+
+
+@pytest.mark.parametrize("reason", [None, "libcuda.so.1 not found"])
+def test_gpus_that_cannot_be_used_are_left_to_xla(core, caplog, reason):
+    if reason is not None:
+        core.cuda_status = lambda: reason
+    else:
+        reason = "this build has no CUDA kernels"
+    jaxfabric.initialize()
+    (fabric,) = fake_core.FakeFabric.instances
+    assert fabric.more == {}
+    assert jaxfabric.status().gpus == ()
+    assert jaxfabric.status().gpu_problem == reason
+    assert f"collectives on GPUs are left to XLA: {reason}" in caplog.text
+    assert core.calls[-1] is False
+    assert runtime.platforms() == ("cpu",)
+
+
+def test_without_cpu_devices(core, monkeypatch):
+    """JAX_PLATFORMS=cuda."""
+    usable(core)
+    core.devices["cpu"] = list
+    asked = []
+    monkeypatch.setattr(jax, "process_count", lambda backend=None: asked.append(backend) or 1)
+    jaxfabric.initialize()
+    assert jaxfabric.status().ranks == ()
+    assert jaxfabric.status().gpus == (4, 6)
+    assert "cpu" not in asked
+
+
+def test_the_pass_is_for_gpus_too(core, monkeypatch):
+    registered = []
+    monkeypatch.setattr(
+        hlo._compat, "register_hlo_transformation", lambda name, f, p: registered.append(p)
+    )
+    monkeypatch.setattr(
+        hlo._compat, "clear_hlo_transformation", lambda name, p: registered.remove(p)
+    )
+    usable(core)
+    hlo.install()
+    assert registered == ["cpu", "cuda"]
+    hlo.uninstall()
+    assert registered == []
+
+
+def test_the_doctor_says_why(core):
+    (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
+    assert found.value == "left to XLA: this build has no CUDA kernels"
+    assert found.problem is None
+    usable(core)
+    (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
+    assert found.value.startswith("run on the fabric")
+
+
+def test_compilations_for_gpus_name_their_devices(monkeypatch):
+    from jax._src import compiler
+
+    class Backend:
+        platform = "gpu"
+
+        def process_index(self):
+            return 0
+
+    class Device:
+        process_index = 0
+
+        def __init__(self, number):
+            self.id = number
+
+    devices = types.SimpleNamespace(flat=[Device(6), Device(4)])
+    told = []
+    for watched in (False, True):
+        monkeypatch.setattr(compiler, "compile_or_get_cached", lambda *_: "executable")
+        _compat.watch_compilations(lambda: 7, lambda *a: told.append(a), watched)
+        assert compiler.compile_or_get_cached(Backend(), None, devices) == "executable"
+    assert told == [(7, None, [6, 4])]
