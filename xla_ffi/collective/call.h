@@ -47,9 +47,11 @@ struct RaggedSizes {
   size_t row_bytes = 0;
   size_t input_rows = 0;
   size_t output_rows = 0;
-  size_t slices = 0;  // length of each of the arrays
+  size_t slices = 0;       // length of each of the arrays
+  size_t index_bytes = 8;  // of their elements: 4 on GPUs only
 };
 
+// On GPUs the arrays are in device memory, and their elements have the size of RaggedSizes.
 struct RaggedBuffers {
   // What the result holds where nothing is written: another buffer, or the result's own.
   const std::byte* initial = nullptr;

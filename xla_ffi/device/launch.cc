@@ -94,6 +94,21 @@ Launch PlanMove(const ArenaShape& shape, Move move, uint64_t bytes) {
   return {};
 }
 
+Result<Launch> PlanRaggedAllToAll(const ArenaShape& shape, size_t index_bytes, uint64_t slices,
+                                  uint64_t bytes) {
+  const uint64_t region = shape.bulk_bytes / shape.ranks;
+  // Behind the table there is room for rows, or nothing would ever arrive.
+  const uint64_t most = (region - kLineBytes - sizeof(RaggedTable)) / sizeof(RaggedEntry);
+  if (slices > most || RaggedTableBytes(static_cast<uint32_t>(slices)) + kLineBytes > region) {
+    return Status(Code::kUnimplemented,
+                  StrCat("ragged_all_to_all with ", slices, " slices from each of ", shape.ranks,
+                         " ranks to each: at most ", most, " fit into an arena on GPUs"));
+  }
+  return Launch{index_bytes == 4 ? "jaxfabric_ragged_all_to_all_push_int32"
+                                 : "jaxfabric_ragged_all_to_all_push_int64",
+                Blocks(bytes, kBulkBytesPerBlock, shape.lanes)};
+}
+
 Launch PlanBarrier() { return {"jaxfabric_barrier", 1}; }
 
 Result<ArenaShape> ShapeArena(uint32_t ranks, uint32_t lanes, uint64_t bytes) {

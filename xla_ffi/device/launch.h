@@ -35,6 +35,10 @@ enum class Move { kAllGather, kAllToAll, kPermute, kBroadcast };
 // `bytes` go from each sender to each receiver.
 Launch PlanMove(const ArenaShape& shape, Move move, uint64_t bytes);
 Launch PlanBarrier();
+// `bytes`: the larger of the input and the output. Offsets and sizes are int32 or int64. An error
+// if the tables of so many slices from each rank to each do not fit into the arenas.
+Result<Launch> PlanRaggedAllToAll(const ArenaShape& shape, size_t index_bytes, uint64_t slices,
+                                  uint64_t bytes);
 
 // The shape of an arena for so many ranks on GPUs that can run `lanes` blocks of every rank at
 // once, within `bytes`; an error if there is no room for the smallest.

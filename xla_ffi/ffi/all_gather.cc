@@ -1,17 +1,18 @@
 // x[s] -> y[n, s]: y[j] is rank j's x.
+#include "ffi/cuda_handler.h"
 #include "ffi/handler.h"
 
 namespace jaxfabric {
 namespace {
 
-ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes) {
-  auto spec = DecodeCommon(OpKind::kAllGather, attributes);
-  if (!spec.has_value()) return ffi::Unexpected(spec.error());
-  return MakeState(*std::move(spec));
+ffi::ErrorOr<CallSpec> Decode(ffi::Dictionary attributes) {
+  return DecodeCommon(OpKind::kAllGather, attributes);
 }
 
 }  // namespace
 
-JF_DEFINE_OP(AllGather, Instantiate);
+JF_DEFINE_OP(AllGather, Decode);
+JF_DEFINE_CUDA_OP(AllGather, Decode);
+JF_DEFINE_CUDA_START(AllGather, Decode);
 
 }  // namespace jaxfabric

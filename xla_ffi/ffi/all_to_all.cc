@@ -1,17 +1,18 @@
 // x[n, s] -> y[n, s]: y[j] on rank i is x[i] of rank j.
+#include "ffi/cuda_handler.h"
 #include "ffi/handler.h"
 
 namespace jaxfabric {
 namespace {
 
-ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes) {
-  auto spec = DecodeCommon(OpKind::kAllToAll, attributes);
-  if (!spec.has_value()) return ffi::Unexpected(spec.error());
-  return MakeState(*std::move(spec));
+ffi::ErrorOr<CallSpec> Decode(ffi::Dictionary attributes) {
+  return DecodeCommon(OpKind::kAllToAll, attributes);
 }
 
 }  // namespace
 
-JF_DEFINE_OP(AllToAll, Instantiate);
+JF_DEFINE_OP(AllToAll, Decode);
+JF_DEFINE_CUDA_OP(AllToAll, Decode);
+JF_DEFINE_CUDA_START(AllToAll, Decode);
 
 }  // namespace jaxfabric

@@ -1,17 +1,17 @@
 // x[s] -> y[s]: x, after every rank has arrived.
+#include "ffi/cuda_handler.h"
 #include "ffi/handler.h"
 
 namespace jaxfabric {
 namespace {
 
-ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes) {
-  auto spec = DecodeCommon(OpKind::kBarrier, attributes);
-  if (!spec.has_value()) return ffi::Unexpected(spec.error());
-  return MakeState(*std::move(spec));
+ffi::ErrorOr<CallSpec> Decode(ffi::Dictionary attributes) {
+  return DecodeCommon(OpKind::kBarrier, attributes);
 }
 
 }  // namespace
 
-JF_DEFINE_OP(Barrier, Instantiate);
+JF_DEFINE_OP(Barrier, Decode);
+JF_DEFINE_CUDA_OP(Barrier, Decode);
 
 }  // namespace jaxfabric

@@ -66,9 +66,10 @@ ffi::ErrorOr<ReduceOp> DecodeReduction(const ffi::Dictionary& attributes) {
       ffi::Error::InvalidArgument("reduction '" + std::string(*name) + "' is not sum, max or min"));
 }
 
-ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(CallSpec spec) {
-  if (Status valid = spec.Validate(); !valid.ok()) return ffi::Unexpected(ToFfiError(valid));
-  return std::make_unique<CallState>(std::move(spec));
+ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(ffi::ErrorOr<CallSpec> spec) {
+  if (!spec.has_value()) return ffi::Unexpected(spec.error());
+  if (Status valid = spec->Validate(); !valid.ok()) return ffi::Unexpected(ToFfiError(valid));
+  return std::make_unique<CallState>(*std::move(spec));
 }
 
 void Resolve(ffi::Promise& promise, const Status& status) {

@@ -25,7 +25,7 @@ struct CallState {
 // The common attributes.
 ffi::ErrorOr<CallSpec> DecodeCommon(OpKind kind, const ffi::Dictionary& attributes);
 ffi::ErrorOr<ReduceOp> DecodeReduction(const ffi::Dictionary& attributes);
-ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(CallSpec spec);
+ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(ffi::ErrorOr<CallSpec> spec);
 
 ffi::Error ToFfiError(const Status& status);
 void Resolve(ffi::Promise& promise, const Status& status);
@@ -57,12 +57,18 @@ ExecuteResult Execute(CallState* state, ffi::RunId run_id, int32_t device,
 ExecuteResult ExecuteOn(CallState* state, ffi::RunId run_id, int32_t device,
                         std::optional<uint32_t> partition, const Buffers& buffers);
 
-// The two handlers of an op: JF_DEFINE_OP(AllReduce, InstantiateAllReduce) defines
-// AllReduceInstantiate and AllReduceExecute.
-#define JF_DEFINE_OP(name, instantiate) JF_DEFINE_OP_WITH(name, instantiate, ::jaxfabric::Execute)
+// The instantiate stage of an op whose attributes decode() turns into a spec.
+template <ffi::ErrorOr<CallSpec> (*decode)(ffi::Dictionary)>
+ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes) {
+  return MakeState(decode(attributes));
+}
+
+// The two handlers of an op: JF_DEFINE_OP(AllReduce, Decode) defines AllReduceInstantiate and
+// AllReduceExecute.
+#define JF_DEFINE_OP(name, decode) JF_DEFINE_OP_WITH(name, decode, ::jaxfabric::Execute)
 // The same with an execute stage of its own.
-#define JF_DEFINE_OP_WITH(name, instantiate, execute)                                 \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Instantiate, instantiate,                       \
+#define JF_DEFINE_OP_WITH(name, decode, execute)                                      \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Instantiate, ::jaxfabric::Instantiate<decode>,  \
                                 ::xla::ffi::Ffi::BindInstantiate().Attrs());          \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name##Execute, execute,                               \
                                 ::xla::ffi::Ffi::Bind()                               \

@@ -4,6 +4,9 @@
 #define JF_DECLARE_OP(name)                                        \
   extern "C" XLA_FFI_Error* name##Instantiate(XLA_FFI_CallFrame*); \
   extern "C" XLA_FFI_Error* name##Execute(XLA_FFI_CallFrame*)
+#define JF_DECLARE_CUDA_OP(name) \
+  JF_DECLARE_OP(Cuda##name);     \
+  extern "C" XLA_FFI_Error* Cuda##name##Initialize(XLA_FFI_CallFrame*)
 
 namespace jaxfabric {
 
@@ -17,6 +20,21 @@ JF_DECLARE_OP(Barrier);
 JF_DECLARE_OP(RaggedAllToAll);
 extern "C" XLA_FFI_Error* StartExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* DoneExecute(XLA_FFI_CallFrame*);
+JF_DECLARE_CUDA_OP(AllReduce);
+JF_DECLARE_CUDA_OP(AllGather);
+JF_DECLARE_CUDA_OP(ReduceScatter);
+JF_DECLARE_CUDA_OP(AllToAll);
+JF_DECLARE_CUDA_OP(Permute);
+JF_DECLARE_CUDA_OP(Broadcast);
+JF_DECLARE_CUDA_OP(Barrier);
+JF_DECLARE_CUDA_OP(RaggedAllToAll);
+JF_DECLARE_CUDA_OP(AllReduceStart);
+JF_DECLARE_CUDA_OP(AllGatherStart);
+JF_DECLARE_CUDA_OP(ReduceScatterStart);
+JF_DECLARE_CUDA_OP(AllToAllStart);
+JF_DECLARE_CUDA_OP(PermuteStart);
+JF_DECLARE_CUDA_OP(BroadcastStart);
+extern "C" XLA_FFI_Error* CudaDoneExecute(XLA_FFI_CallFrame*);
 
 std::span<const Registration> Registrations() {
   static constexpr Registration kTable[] = {
@@ -36,6 +54,32 @@ std::span<const Registration> Registrations() {
       {"jaxfabric_broadcast_start", BroadcastInstantiate, StartExecute},
       {"jaxfabric_done", nullptr, DoneExecute},
   };
+  return kTable;
+}
+
+std::span<const Registration> CudaRegistrations() {
+#define JF_CUDA_ENTRY(target, name)                                                           \
+  {                                                                                           \
+    "jaxfabric_" target, Cuda##name##Instantiate, Cuda##name##Execute, Cuda##name##Initialize \
+  }
+  static constexpr Registration kTable[] = {
+      JF_CUDA_ENTRY("all_reduce", AllReduce),
+      JF_CUDA_ENTRY("all_gather", AllGather),
+      JF_CUDA_ENTRY("reduce_scatter", ReduceScatter),
+      JF_CUDA_ENTRY("all_to_all", AllToAll),
+      JF_CUDA_ENTRY("permute", Permute),
+      JF_CUDA_ENTRY("broadcast", Broadcast),
+      JF_CUDA_ENTRY("barrier", Barrier),
+      JF_CUDA_ENTRY("ragged_all_to_all", RaggedAllToAll),
+      JF_CUDA_ENTRY("all_reduce_start", AllReduceStart),
+      JF_CUDA_ENTRY("all_gather_start", AllGatherStart),
+      JF_CUDA_ENTRY("reduce_scatter_start", ReduceScatterStart),
+      JF_CUDA_ENTRY("all_to_all_start", AllToAllStart),
+      JF_CUDA_ENTRY("permute_start", PermuteStart),
+      JF_CUDA_ENTRY("broadcast_start", BroadcastStart),
+      {"jaxfabric_done", nullptr, CudaDoneExecute},
+  };
+#undef JF_CUDA_ENTRY
   return kTable;
 }
 

@@ -17,6 +17,8 @@
 #include "collective/call_site.h"
 #include "collective/fabric.h"
 #include "device/image.h"
+#include "drivers/cuda/api.h"
+#include "ffi/cuda_handler.h"
 #include "ffi/registrations.h"
 #include "transport/registry.h"
 
@@ -44,27 +46,35 @@ nb::capsule HandlerCapsule(XLA_FFI_Handler* handler) {
   return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
-nb::dict HandlerTable() {
+nb::dict HandlerTable(std::span<const Registration> registrations) {
   nb::dict table;
-  for (const Registration& registration : Registrations()) {
+  for (const Registration& registration : registrations) {
     nb::dict stages;
     if (registration.instantiate) {
       stages["instantiate"] = HandlerCapsule(registration.instantiate);
     }
+    if (registration.initialize) stages["initialize"] = HandlerCapsule(registration.initialize);
     stages["execute"] = HandlerCapsule(registration.execute);
     table[registration.target] = stages;
   }
   return table;
 }
 
-nb::dict TypeTable() {
+template <class State>
+nb::dict TypeTable(const char* name) {
   nb::dict entry;
-  entry["type_id"] = nb::capsule(static_cast<void*>(&CallState::id));
-  entry["type_info"] =
-      nb::capsule(const_cast<void*>(static_cast<const void*>(&CallState::type_info)));
+  entry["type_id"] = nb::capsule(static_cast<void*>(&State::id));
+  entry["type_info"] = nb::capsule(const_cast<void*>(static_cast<const void*>(&State::type_info)));
   nb::dict table;
-  table["jaxfabric_call"] = entry;
+  table[name] = entry;
   return table;
+}
+
+// "" or why collectives cannot run on GPUs in this process.
+std::string CudaStatus() {
+  if (KernelImages().empty()) return std::string(KernelImageReason());
+  const auto api = cuda::LoadApi();
+  return api.ok() ? "" : std::string(api.status().message());
 }
 
 Options ParseOptions(const nb::dict& settings) {
@@ -85,6 +95,8 @@ Options ParseOptions(const nb::dict& settings) {
       options.in_step_microseconds = nb::cast<double>(value);
     } else if (name == "out_of_step_microseconds") {
       options.out_of_step_microseconds = nb::cast<double>(value);
+    } else if (name == "gpu_pool_bytes") {
+      options.gpu.pool_bytes = nb::cast<size_t>(value);
     } else if (name == "heartbeat") {
       continue;  // JAX's client does the heartbeats
     } else if (name == "log_level") {
@@ -100,9 +112,13 @@ Options ParseOptions(const nb::dict& settings) {
 class PyFabric {
  public:
   PyFabric(int process_index, int process_count, std::vector<int64_t> local_ranks,
-           const nb::dict& options) {
-    auto fabric =
-        Fabric::Create(process_index, process_count, std::move(local_ranks), ParseOptions(options));
+           const nb::dict& settings, const std::vector<std::pair<int, int64_t>>& gpu_ordinals) {
+    Options options = ParseOptions(settings);
+    for (const auto& [ordinal, rank] : gpu_ordinals) options.gpus.push_back({rank, ordinal});
+    for (const KernelImage& image : KernelImages()) {
+      options.gpu.images.push_back(image.bytes.data());
+    }
+    auto fabric = Fabric::Create(process_index, process_count, std::move(local_ranks), options);
     ThrowIfError(fabric.status());
     fabric_ = *std::move(fabric);
   }
@@ -133,6 +149,9 @@ class PyFabric {
     const Status failure = fabric_->failure();
     if (failure.ok()) return std::nullopt;
     return std::string(failure.message());
+  }
+  std::string GpuProblem() const {
+    return fabric_->gpus() == nullptr ? fabric_->gpu_reason() : std::string();
   }
   std::vector<int> Left() const { return fabric_->Left(); }
   std::map<std::string, uint64_t> Counters() const { return fabric_->Counters(); }
@@ -188,8 +207,20 @@ NB_MODULE(_ext, module) {
     }
   });
 
-  module.def("registrations", &HandlerTable, "FFI target name -> stage -> handler capsule.");
-  module.def("type_registrations", &TypeTable, "FFI type name -> type capsules.");
+  module.def(
+      "registrations", [] { return HandlerTable(Registrations()); },
+      "FFI target name -> stage -> handler capsule, for CPUs.");
+  module.def(
+      "cuda_registrations", [] { return HandlerTable(CudaRegistrations()); },
+      "The same for platform CUDA.");
+  module.def(
+      "type_registrations", [] { return TypeTable<CallState>("jaxfabric_call"); },
+      "FFI type name -> type capsules, for CPUs.");
+  module.def(
+      "cuda_type_registrations", [] { return TypeTable<CudaCallState>("jaxfabric_cuda_call"); },
+      "The same for platform CUDA.");
+  module.def("cuda_status", &CudaStatus,
+             "'' or why collectives cannot run on GPUs in this process.");
   module.def(
       "ffi_version", [] { return std::pair<int, int>(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },
       "The FFI version (major, minor) this module was compiled against.");
@@ -212,6 +243,13 @@ NB_MODULE(_ext, module) {
       },
       nb::arg("begun"), nb::arg("fingerprint").none(), nb::arg("devices"),
       "It is complete; ids of its devices, in order, if some are other processes'.");
+  module.def(
+      "end_gpu_compilation",
+      [](uint64_t begun, const std::vector<int64_t>& devices) {
+        SiteRegistry::Get().EndGpuCompilation(begun, devices);
+      },
+      nb::arg("begun"), nb::arg("devices"),
+      "The same for an executable for GPUs: ids of its devices, in order.");
   module.def("transports", &TransportReasons,
              "Transport name -> '', or why it cannot be used here.");
   module.def("cuda_build", &CudaBuild,
@@ -219,12 +257,16 @@ NB_MODULE(_ext, module) {
              "the 'reason' where there are none.");
 
   nb::class_<PyFabric>(module, "Fabric", "This process's end of the fabric.")
-      .def(nb::init<int, int, std::vector<int64_t>, nb::dict>(), nb::arg("process_index"),
-           nb::arg("process_count"), nb::arg("local_ranks"), nb::arg("options"))
+      .def(nb::init<int, int, std::vector<int64_t>, nb::dict,
+                    std::vector<std::pair<int, int64_t>>>(),
+           nb::arg("process_index"), nb::arg("process_count"), nb::arg("local_ranks"),
+           nb::arg("options"), nb::arg("gpu_ordinals") = std::vector<std::pair<int, int64_t>>())
       .def("address", &PyFabric::Address, "What every process gives to every other's connect().")
       .def("connect", &PyFabric::Connect, nb::arg("addresses"))
       .def("shutdown", &PyFabric::Shutdown)
       .def("failure", &PyFabric::Failure)
+      .def("gpu_problem", &PyFabric::GpuProblem,
+           "'' or why the collectives of GPUs are not run here, once connected.")
       .def("left", &PyFabric::Left, "Processes that have disconnected of their own accord.")
       .def("counters", &PyFabric::Counters)
       .def("enable_trace", &PyFabric::EnableTrace, nb::arg("capacity"),

@@ -130,7 +130,12 @@ Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
                            const Buffers& buffers) {
   const device::ArenaShape& shape = binding.communicator->view().shape;
   device::Launch launch;
-  if (Reduces(spec_.kind)) {
+  if (spec_.kind == OpKind::kRaggedAllToAll) {
+    const RaggedSizes& sizes = buffers.ragged_sizes;
+    JF_ASSIGN_OR_RETURN(
+        launch, device::PlanRaggedAllToAll(shape, sizes.index_bytes, sizes.slices / ranks.size(),
+                                           std::max(buffers.input_bytes, buffers.output_bytes)));
+  } else if (Reduces(spec_.kind)) {
     const uint64_t bytes = buffers.output_bytes;
     launch = spec_.kind == OpKind::kAllReduce
                  ? device::PlanAllReduce(shape, buffers.dtype, spec_.reduction, bytes)
@@ -160,31 +165,62 @@ Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
 
 Status GpuCall::Launch(int ordinal, cuda::CUstream stream, const Buffers& buffers) {
   JF_ASSIGN_OR_RETURN(Binding* const binding, BindingFor(ordinal, buffers));
-  GpuDomain& domain = *binding->domain;
+  const cuda::ScopedContext current(binding->domain->api(),
+                                    binding->domain->gpu(binding->local).context());
+  JF_RETURN_IF_ERROR(current.status());
+  return LaunchBound(*binding, stream, buffers);
+}
+
+Status GpuCall::Start(int ordinal, cuda::CUstream stream, const Buffers& buffers) {
+  JF_ASSIGN_OR_RETURN(Binding* const binding, BindingFor(ordinal, buffers));
+  return binding->domain->StartBeside(binding->local, stream, spec_.site, [&](cuda::CUstream side) {
+    return LaunchBound(*binding, side, buffers);
+  });
+}
+
+Status GpuCall::LaunchBound(const Binding& binding, cuda::CUstream stream, const Buffers& buffers) {
+  GpuDomain& domain = *binding.domain;
   if (domain.failed()) return domain.failure();
   const cuda::Api& api = domain.api();
-  const cuda::ScopedContext current(api, domain.gpu(binding->local).context());
-  JF_RETURN_IF_ERROR(current.status());
-  JF_RETURN_IF_ERROR(binding->communicator->Follow(api, stream));
-  domain.NoteLaunch(binding->local, header_);
+  JF_RETURN_IF_ERROR(binding.communicator->Follow(api, stream));
+  domain.NoteLaunch(binding.local, header_);
   const auto launch = [&](auto& arguments) {
     void* parameters[] = {&arguments};
-    return JF_CUDA_CALL(api, cuLaunchKernel, binding->function, binding->blocks, 1, 1,
+    return JF_CUDA_CALL(api, cuLaunchKernel, binding.function, binding.blocks, 1, 1,
                         domain.block_threads(), 1, 1, 0, stream, parameters, nullptr);
   };
   if (Reduces(spec_.kind)) {
-    device::ReduceArguments arguments{binding->communicator->view(), header_, buffers.input,
-                                      buffers.output, binding->amount};
+    device::ReduceArguments arguments{binding.communicator->view(), header_, buffers.input,
+                                      buffers.output, binding.amount};
     return launch(arguments);
   }
-  device::MoveArguments arguments{binding->communicator->view(),
+  if (spec_.kind == OpKind::kRaggedAllToAll) {
+    const RaggedSizes& sizes = buffers.ragged_sizes;
+    const RaggedBuffers& ragged = buffers.ragged;
+    const auto slices = sizes.slices / binding.communicator->view().shape.ranks;
+    device::RaggedArguments arguments{binding.communicator->view(),
+                                      header_,
+                                      static_cast<uint32_t>(slices),
+                                      buffers.input,
+                                      ragged.initial,
+                                      buffers.output,
+                                      ragged.input_offsets,
+                                      ragged.send_sizes,
+                                      ragged.output_offsets,
+                                      ragged.recv_sizes,
+                                      sizes.row_bytes,
+                                      sizes.input_rows,
+                                      sizes.output_rows};
+    return launch(arguments);
+  }
+  device::MoveArguments arguments{binding.communicator->view(),
                                   header_,
-                                  binding->root,
-                                  binding->target,
-                                  binding->source,
+                                  binding.root,
+                                  binding.target,
+                                  binding.source,
                                   buffers.input,
                                   buffers.output,
-                                  binding->amount};
+                                  binding.amount};
   return launch(arguments);
 }
 

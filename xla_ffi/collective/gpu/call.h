@@ -36,6 +36,10 @@ class GpuCall {
   // is being captured does not allow.
   Status Launch(int ordinal, cuda::CUstream stream, const Buffers& buffers);
 
+  // The same beside `stream`: after what is queued on it, and GpuDomain::Finish() makes a stream
+  // wait for the end.
+  Status Start(int ordinal, cuda::CUstream stream, const Buffers& buffers);
+
   const CallSpec& spec() const { return spec_; }
 
  private:
@@ -53,6 +57,7 @@ class GpuCall {
     uint64_t fabric_serial = 0;
   };
 
+  Status LaunchBound(const Binding& binding, cuda::CUstream stream, const Buffers& buffers);
   Result<Binding*> BindingFor(int ordinal, const Buffers& buffers);
   Result<std::unique_ptr<Binding>> Bind(std::shared_ptr<Fabric> fabric, int local,
                                         const Buffers& buffers);

@@ -59,12 +59,14 @@ Status GpuDomain::OpenLocal(std::vector<LocalGpu> gpus) {
     JF_ASSIGN_OR_RETURN(local.gpu, Gpu::Open(*api_, wanted.ordinal, options_.pool_bytes, devices_));
     const cuda::ScopedContext current(*api_, local.gpu->context());
     JF_RETURN_IF_ERROR(current.status());
-    auto module = cuda::Module::Load(*api_, options_.image);
-    if (!module.ok()) {
-      return module.status().WithContext(
-          StrCat("no kernel of this build runs on ", local.gpu->name()));
+    for (const void* image : options_.images) {
+      auto module = cuda::Module::Load(*api_, image);
+      if (!module.ok()) {
+        return module.status().WithContext(
+            StrCat("no kernel of this build runs on ", local.gpu->name()));
+      }
+      local.modules.push_back(*std::move(module));
     }
-    local.module = *std::move(module);
     JF_ASSIGN_OR_RETURN(local.pinned, cuda::PinnedMemory::Allocate(*api_, kPinnedBytes));
     std::memset(local.pinned.host().data(), 0, kPinnedBytes);
     JF_ASSIGN_OR_RETURN(local.pool_fd, local.gpu->ExportPool());
@@ -139,9 +141,13 @@ Result<cuda::CUfunction> GpuDomain::Function(int local, const std::string& kerne
   if (found != owner.functions.end()) return found->second;
   const cuda::ScopedContext current(*api_, owner.gpu->context());
   JF_RETURN_IF_ERROR(current.status());
-  JF_ASSIGN_OR_RETURN(const cuda::CUfunction function, owner.module.Function(kernel.c_str()));
-  owner.functions.emplace(kernel, function);
-  return function;
+  for (const cuda::Module& module : owner.modules) {
+    auto function = module.Function(kernel.c_str());
+    if (!function.ok()) continue;
+    owner.functions.emplace(kernel, *function);
+    return *function;
+  }
+  return Status(Code::kInternal, StrCat("this build has no kernel ", kernel));
 }
 
 void GpuDomain::Describe(uint32_t header, std::string call) {

@@ -99,6 +99,11 @@ class GpuDomain {
                                                            const std::vector<int64_t>& ranks,
                                                            uint32_t slot, const std::string& call);
   Result<cuda::CUfunction> Function(int local, const std::string& kernel);
+  // Calls `launch` with a stream of this GPU that goes on beside `stream`, from where that is now.
+  Status StartBeside(int local, cuda::CUstream stream, uint64_t site,
+                     const std::function<Status(cuda::CUstream)>& launch);
+  // Makes `stream` wait for the call that was started so and has not been waited for yet.
+  Status Finish(int ordinal, cuda::CUstream stream, uint64_t site);
   // How messages name the call with this header.
   void Describe(uint32_t header, std::string call);
   // OK while healthy.
@@ -117,11 +122,16 @@ class GpuDomain {
     int64_t rank = -1;
     std::unique_ptr<Gpu> gpu;
     UniqueFd pool_fd;
-    cuda::Module module;
+    std::vector<cuda::Module> modules;
     cuda::PinnedMemory pinned;  // fault records and controls
     size_t pinned_used = 0;
     std::map<std::string, cuda::CUfunction> functions;
     std::atomic<uint32_t> last_header{0};
+    std::mutex started_mutex;  // guards what follows
+    cuda::Stream side;
+    cuda::Event fork;
+    std::map<uint64_t, std::deque<cuda::Event>> started;  // by site: their ends, oldest first
+    std::vector<cuda::Event> spare;
   };
   // A GPU of the job, as everybody knows it.
   struct Remote {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace jaxfabric {
 
@@ -16,12 +17,12 @@ struct LocalGpu {
 };
 
 struct GpuOptions {
-  const cuda::Api* api = nullptr;  // null: the driver of this machine
-  const void* image = nullptr;     // the kernels
-  size_t pool_bytes = 48 << 20;    // of every GPU
-  size_t arena_bytes = 12 << 20;   // of a communicator, while the pool has so much left
-  unsigned block_threads = 512;    // fewer where threads are emulated
-  double deadline = 300;           // seconds one call may wait for its peers
+  const cuda::Api* api = nullptr;   // null: the driver of this machine
+  std::vector<const void*> images;  // the kernels
+  size_t pool_bytes = 48 << 20;     // of every GPU
+  size_t arena_bytes = 12 << 20;    // of a communicator, while the pool has so much left
+  unsigned block_threads = 512;     // fewer where threads are emulated
+  double deadline = 300;            // seconds one call may wait for its peers
 };
 
 }  // namespace jaxfabric

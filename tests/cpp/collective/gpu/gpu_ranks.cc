@@ -21,9 +21,10 @@ Machine::Machine(Shape shape, int process, Gpus gpus) : shape_(shape), process_(
   }
   config.seed += static_cast<uint64_t>(process);
   driver_ = std::make_unique<cuda::FakeDriver>(std::move(config));
-  for (auto list : {device::AllGatherKernels(), device::AllReduceKernels(),
-                    device::AllToAllKernels(), device::BarrierKernels(), device::BroadcastKernels(),
-                    device::PermuteKernels(), device::ReduceScatterKernels()}) {
+  for (auto list :
+       {device::AllGatherKernels(), device::AllReduceKernels(), device::AllToAllKernels(),
+        device::BarrierKernels(), device::BroadcastKernels(), device::PermuteKernels(),
+        device::RaggedAllToAllKernels(), device::ReduceScatterKernels()}) {
     for (const auto& kernel : list) {
       driver_->AddKernel(kernel.name, kernel.body, kernel.argument_bytes);
     }
@@ -35,7 +36,7 @@ Options Machine::AddTo(Options options) const {
     options.gpus.push_back({shape_.LocalIds(process_)[static_cast<size_t>(local)], local});
   }
   options.gpu.api = &driver_->api();
-  options.gpu.image = "image";
+  options.gpu.images = {"image"};
   // Threads are fibres here: fewer bytes and blocks keep a test short.
   options.gpu.pool_bytes = 4 << 20;
   options.gpu.arena_bytes = 512 << 10;

@@ -1,0 +1,84 @@
+#include "ffi/cuda_handler.h"
+
+#include <utility>
+
+#include "collective/call_site.h"
+#include "collective/fabric.h"
+
+namespace jaxfabric {
+
+ffi::TypeId CudaCallState::id = {};
+const ffi::TypeInfo CudaCallState::type_info = ffi::MakeTypeInfo<CudaCallState>();
+
+namespace {
+
+ffi::ErrorOr<Buffers> DecodeBuffers(ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+  auto input = arguments.get<ffi::AnyBuffer>(0);
+  if (!input.has_value()) return ffi::Unexpected(input.error());
+  auto output = results.get<ffi::AnyBuffer>(0);
+  if (!output.has_value()) return ffi::Unexpected(output.error());
+  Buffers buffers;
+  buffers.input = static_cast<const std::byte*>(input->untyped_data());
+  buffers.output = static_cast<std::byte*>((*output)->untyped_data());
+  buffers.input_bytes = input->size_bytes();
+  buffers.output_bytes = (*output)->size_bytes();
+  buffers.dtype = static_cast<DType>(input->element_type());
+  return buffers;
+}
+
+}  // namespace
+
+ffi::ErrorOr<std::unique_ptr<CudaCallState>> MakeCudaState(ffi::ErrorOr<CallSpec> spec,
+                                                           GpuCall::Slot slot) {
+  if (!spec.has_value()) return ffi::Unexpected(spec.error());
+  if (Status valid = spec->Validate(); !valid.ok()) return ffi::Unexpected(ToFfiError(valid));
+  return std::make_unique<CudaCallState>(*std::move(spec), slot);
+}
+
+ffi::Error CudaInitialize(CudaCallState* state, int32_t ordinal, ffi::RemainingArgs arguments,
+                          ffi::RemainingRets results) {
+  auto buffers = DecodeBuffers(arguments, results);
+  if (!buffers.has_value()) return buffers.error();
+  return ToFfiError(state->call.Prepare(ordinal, *buffers));
+}
+
+ffi::Error CudaExecute(CudaCallState* state, int32_t ordinal, cuda::CUstream stream,
+                       ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+  auto buffers = DecodeBuffers(arguments, results);
+  if (!buffers.has_value()) return buffers.error();
+  return ToFfiError(state->call.Launch(ordinal, stream, *buffers));
+}
+
+ffi::Error CudaStart(CudaCallState* state, int32_t ordinal, cuda::CUstream stream,
+                     ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+  auto buffers = DecodeBuffers(arguments, results);
+  if (!buffers.has_value()) return buffers.error();
+  return ToFfiError(state->call.Start(ordinal, stream, *buffers));
+}
+
+namespace {
+
+// x, y, token -> y: the stream waits for the call that was started with this site.
+ffi::Error Done(int32_t ordinal, cuda::CUstream stream, ffi::RemainingArgs, ffi::RemainingRets,
+                ffi::Dictionary attributes) {
+  auto site = attributes.get<int64_t>("site");
+  if (!site.has_value()) return site.error();
+  const std::shared_ptr<Fabric> fabric = CurrentFabric();
+  if (!fabric || fabric->gpus() == nullptr) {
+    return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
+                      "a collective is waited for in a fabric that has been shut down");
+  }
+  return ToFfiError(fabric->gpus()->Finish(ordinal, stream, static_cast<uint64_t>(*site)));
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaDoneExecute, Done,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Ctx<ffi::PlatformStream<cuda::CUstream>>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attrs());
+
+}  // namespace jaxfabric
