@@ -32,8 +32,9 @@ JF_DEVICE void CopyUnits(std::byte* to, const std::byte* from, uint64_t bytes) {
   const auto* in = reinterpret_cast<const T*>(from);
   const uint64_t count = bytes / sizeof(T), stride = hw::Threads();
   uint64_t i = hw::Thread();
-  // Several loads on their way at once: one per thread would not fill a link.
-  for (; i + 3 * stride < count; i += 4 * stride) {
+  // Several loads on their way at once: one per thread would not fill a link. Single bytes do not
+  // fill it either way, and would take registers from their callers.
+  for (; sizeof(T) > 1 && i + 3 * stride < count; i += 4 * stride) {
     const T a = in[i], b = in[i + stride], c = in[i + 2 * stride], d = in[i + 3 * stride];
     out[i] = a, out[i + stride] = b, out[i + 2 * stride] = c, out[i + 3 * stride] = d;
   }
