@@ -36,7 +36,7 @@ def wait_after_the_work_since(ctx: Context, start: ir.Value, token: ir.Value) ->
         start: a result of the first half.
         token: what the second half waits for.
     """
-    owner: ir.Operation = start.owner.operation  # type: ignore[union-attr]
+    owner = _maker(start)
     if ir.InsertionPoint.current.block != owner.block:
         return token
     operations = [view.operation for view in owner.block.operations]
@@ -47,18 +47,19 @@ def wait_after_the_work_since(ctx: Context, start: ir.Value, token: ir.Value) ->
     for op in since:
         if _is_a_start(op):
             started.append(list(op.results)[-1])
-        elif op.name != _BARRIER:
+        elif op.name != _BARRIER or not _is_token(op.operands[0]):
             follows, works = any(value in worked for value in op.operands), _is_work(ctx, op)
             if works and not follows:
                 first.append(op)
             if works or follows:
                 worked |= dict.fromkeys(op.results)
-    # By the token of a start that is under way: the same after the waits that came first.
-    latest = _compat.module_table(ctx, "tokens")
+    latest = _latest(ctx)
+    under_way = _under_way(ctx)
+    under_way[:] = [other for other in under_way if other != token]
     begun = _begin_after(token, first, since)
     token = latest.get(token, begun)
     started = [v for v in started if not list(v.uses)]
-    held = [v for v in worked if not list(v.uses) and _is_array(v)]
+    held = [v for v in worked if not list(v.uses) and _is_array(v) and not _is_token(v)]
     if not held:
         return token
     barrier = hlo.OptimizationBarrierOp([token, *started, *held])
@@ -68,6 +69,42 @@ def wait_after_the_work_since(ctx: Context, start: ir.Value, token: ir.Value) ->
     after = dict(zip(held, others[len(started) :], strict=True))
     _compat.use_from_now_on(after, barrier.operation)
     return token
+
+
+def _latest(ctx: Context) -> dict[ir.Value, ir.Value]:
+    """By the token of a start that is under way: the same after all that is to come before."""
+    return _compat.module_table(ctx, "tokens")
+
+
+def _under_way(ctx: Context) -> list[ir.Value]:
+    """The tokens of the starts whose done is still to come."""
+    return _compat.module_store(ctx, "under way")
+
+
+def before_start(ctx: Context, x: ir.Value) -> ir.Value:
+    """Returns the operand of a start, which is to come after the starts that are under way."""
+    block = ir.InsertionPoint.current.block
+    latest = _latest(ctx)
+    before = [token for token in _under_way(ctx) if _maker(token).block == block][-1:]
+    values = [x, *(latest.get(token, token) for token in before)]
+    x, *after = hlo.OptimizationBarrierOp(values).results
+    latest |= zip(before, after, strict=True)
+    return x
+
+
+def after_start(ctx: Context, token: ir.Value) -> None:
+    """Keeps the token of a start until its done comes."""
+    _under_way(ctx).append(token)
+
+
+def in_memory_of_its_own(value: ir.Value) -> ir.Value:
+    """Returns `value`, which XLA will not take for a part of another array.
+
+    XLA:GPU fuses the slice that a custom call takes, or that its result goes to, with the call. The
+    halves would then have the same memory no more, and what start reads could be freed before done.
+    (`before_start` does so too.)
+    """
+    return hlo.OptimizationBarrierOp([value]).results[0]
 
 
 def _begin_after(
@@ -108,8 +145,16 @@ def _entries(
             yield from _entries(maker, inside)
 
 
+def _maker(result: ir.Value) -> ir.Operation:
+    return result.owner.operation  # type: ignore[union-attr]
+
+
 def _is_array(value: ir.Value) -> bool:
     return str(value.type).startswith("tensor<")
+
+
+def _is_token(value: ir.Value) -> bool:
+    return str(value.type) == "tensor<1xui32>"
 
 
 def _target(op: ir.Operation) -> str:

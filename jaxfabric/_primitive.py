@@ -29,7 +29,12 @@ from jaxfabric import _compat, _program, _report
 from jaxfabric._dtypes import NATIVE_DTYPES, check_movable, pack, unpack
 from jaxfabric._emit import HANDLE, TOKEN, call_fabric, label, mesh_positions, note
 from jaxfabric._groups import Axes, Groups, Split, communicator_size
-from jaxfabric._overlap import wait_after_the_work_since
+from jaxfabric._overlap import (
+    after_start,
+    before_start,
+    in_memory_of_its_own,
+    wait_after_the_work_since,
+)
 from jaxfabric._portable import lowered_on, names_positions
 
 Value = Any  # An array or a tracer of one.
@@ -96,9 +101,9 @@ class Collective:
     primitive: Any = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        primitive = define(self.name, self._type, self._batch, self.lower)
+        primitive = define(self.name, self.type_of, self.batch, self.lower)
         object.__setattr__(self, "primitive", primitive)
-        _program.describe_with(primitive, self._describe)
+        _program.describe_with(primitive, self.describe)
         if self.transpose is not None:
             ad.deflinear2(primitive, lambda *args, **params: (self.transpose(*args, **params),))
         if self.jvp is not None:
@@ -132,7 +137,7 @@ class Collective:
 
     # --- rules ---
 
-    def _type(
+    def type_of(
         self,
         x: Value,
         *,
@@ -141,6 +146,7 @@ class Collective:
         kind: str,
         **_: Param,
     ) -> tuple[Any, set[Any]]:
+        """The type of the result, and the effects."""
         manual = x.mat if self.side_effect else _compat.result_manual_type(self.name, x, axes, kind)
         size = communicator_size(axes, groups)
         self.check_dtype(x.dtype)
@@ -179,7 +185,7 @@ class Collective:
         if remedy is not None:
             raise TypeError(f"jaxfabric.lax.{self.name} does not take {dtype}: {remedy}")
 
-    def _batch(
+    def batch(
         self,
         axis_data: Param,
         args: Sequence[Any],
@@ -187,14 +193,16 @@ class Collective:
         *,
         axes: Axes,
         groups: Groups | None,
+        bind: Callable[..., Any] | None = None,
         **params: Param,
     ) -> tuple[Any, int | None]:
-        (x,), (dim,) = args, dims
+        """The batching rule; `bind` applies another primitive of the same parameters."""
+        (x,), (dim,), bind = args, dims, bind or self.primitive.bind
         if axis_data.name not in axes:
             if dim is None:
-                return self.primitive.bind(x, axes=axes, groups=groups, **params), None
+                return bind(x, axes=axes, groups=groups, **params), None
             at = max(dim, self.rows_in)
-            y = self.primitive.bind(jnp.moveaxis(x, dim, at), axes=axes, groups=groups, **params)
+            y = bind(jnp.moveaxis(x, dim, at), axes=axes, groups=groups, **params)
             return y, at - self.rows_in + self.rows_out
         if groups is not None:
             raise NotImplementedError(
@@ -209,7 +217,7 @@ class Collective:
 
         def over_rest(v: jax.Array, **own: Param) -> jax.Array:
             if rest:
-                return self.primitive.bind(v, axes=rest, groups=None, **{**params, **own})
+                return bind(v, axes=rest, groups=None, **{**params, **own})
             return v.reshape((1,) * self.rows_out + v.shape[self.rows_in :])
 
         own = {name: value for name, value in params.items() if name != "kind"}
@@ -227,7 +235,8 @@ class Collective:
             unfit=unfit,
         )
 
-    def _describe(self, equation: _compat.Equation) -> _program.Call | None:
+    def describe(self, equation: _compat.Equation) -> _program.Call | None:
+        """The call that an equation with `axes` and `groups` is; None if it exchanges nothing."""
         own = equation.params
         ranks = _program.ranks_of(equation, own["axes"], own["groups"])
         if ranks == 1:
@@ -287,6 +296,8 @@ class Collective:
         packed, x = pack(ctx, aval, x)
         got = out.update(dtype=packed.dtype)
         handles = [got, TOKEN] if on_gpus else [HANDLE]
+        if on_gpus and halves:
+            x = before_start(ctx, x)
         (y, *token), site = call_fabric(
             ctx.replace(avals_in=[packed], avals_out=handles if halves else [got]),
             [x],
@@ -301,6 +312,9 @@ class Collective:
             reason=reason,
         )
 
+        if on_gpus and halves:
+            after_start(ctx, *token)
+
         def finish(ctx: Context, y: ir.Value) -> ir.Value:
             if on_gpus and halves:
                 # The operand and the result are in use until then: it takes both.
@@ -312,6 +326,7 @@ class Collective:
                 )
                 done = ctx.replace(avals_in=[packed, *handles], avals_out=[got])
                 y = call(done, x, y, wait_after_the_work_since(ctx, y, *token)).result
+                y = in_memory_of_its_own(y)
             elif halves:
                 done = ctx.replace(avals_in=[HANDLE], avals_out=[got])
                 # Pure it could be dropped, and what its start holds with it.

@@ -144,4 +144,4 @@ def _limit(op: str, ranks: int, kind: str, overrides: Sequence[Override]) -> tup
         ):
             return override.limit, "gpu_limits"
     table = _OTHER_LIMITS if kind == "other" else _LIMITS
-    return table[op].get(ranks), ""
+    return table.get(op, {}).get(ranks), ""

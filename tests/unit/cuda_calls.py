@@ -74,6 +74,7 @@ def halves(lax, x):
 CALLS = {
     "psum": each(lambda lax, x: lax.psum(x, "x")),
     "psum of bfloat16": each(lambda lax, x: lax.psum(x.astype(jnp.bfloat16), "x")),
+    "psum of a part": each(lambda lax, x: lax.psum(x[256:], "x")),
     "pmax": each(lambda lax, x: lax.pmax(x, "x")),
     "all_gather": each(lambda lax, x: lax.all_gather(x, "x")),
     "all_gather of columns": each(lambda lax, x: lax.all_gather(x, "x", axis=1, tiled=True)),
@@ -100,6 +101,8 @@ CALLS = {
 }
 # Those that XLA's calls are not compared with.
 MORE = {
+    "all_gather_matmul": lambda lax, x: lax.all_gather_matmul(jnp.sin(x), x, "x", pieces=2),
+    "matmul_reduce_scatter": lambda lax, x: lax.matmul_reduce_scatter(x, x, "x", pieces=2),
     "barrier": each(lambda lax, x: ours.barrier("x", x)),
     "halves": halves,
 }
@@ -143,38 +146,50 @@ def transformer_step(mesh):
 
 
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%(\S+) = (.*?) ([\w-]+)\((.*)$")
+FREE = {"parameter", "bitcast", "get-tuple-element", "tuple", "constant"}
 
 
 def read(text):
     """The calls of a compiled program, and how often it has each other operation."""
     calls, others = [], collections.Counter()
-    inside_a_fusion = False
+    inside = ""
+    fused = {}  # XLA fuses a call with the slice that it takes: by name of the fusion.
     for line in text.splitlines():
         if line.startswith(("%", "ENTRY")):
-            inside_a_fusion = line.startswith(("%fused_", "%wrapped_"))
+            inside = line.split(" ")[0]
         found = INSTRUCTION.match(line)
-        if not found or inside_a_fusion:
+        if not found or inside.startswith(("%fused_", "%wrapped_")):
             continue
         _, shape, opcode, rest = found.groups()
-        target = re.search(r'custom_call_target="jaxfabric_(\w+)"', rest)
-        if target:
-            calls.append(
-                {
-                    "target": target[1],
-                    "operands": len(re.findall("%", rest.split("), ")[0])),
-                    "spaces": re.findall(r"S\(\d\)", shape),
-                    "label": re.search(r'label = "(.*?)"|$', rest)[1],
-                    "by_position": re.search(r"by_position = (\d)|$", rest)[1],
-                    "site": re.search(r"site = (\d+)", rest)[1],
-                    "aliased": "output_to_operand_aliasing={{}: (1, {})}" in rest,
-                }
-            )
-        elif opcode not in ("parameter", "bitcast", "get-tuple-element", "tuple", "constant"):
-            gemm = "gemm" in rest.split("calls=")[-1].split(",")[0]
-            others["product" if gemm else opcode] += 1
-            if gemm:
-                calls.append({"target": "product"})
+        called = re.search(r"calls=(\S+?)(?:,|$)", rest)
+        if target := re.search(r'custom_call_target="jaxfabric_(\w+)"', rest):
+            call = describe(target[1], shape, rest)
+            if inside.startswith("%dynamic-slice-fusion"):
+                fused[inside] = call
+            else:
+                calls.append(call)
+        elif called and called[1] in fused:
+            calls.append(fused[called[1]])
+        elif inside.startswith("%dynamic-slice-fusion") or opcode in FREE:
+            continue
+        elif called and "gemm" in called[1]:
+            calls.append({"target": "product"})
+            others["product"] += 1
+        else:
+            others[opcode] += 1
     return calls, others
+
+
+def describe(target, shape, rest):
+    return {
+        "target": target,
+        "operands": len(re.findall("%", rest.split("), ")[0])),
+        "spaces": re.findall(r"S\(\d\)", shape),
+        "label": re.search(r'label = "(.*?)"|$', rest)[1],
+        "by_position": re.search(r"by_position = (\d)|$", rest)[1],
+        "site": re.search(r"site = (\d+)", rest)[1],
+        "aliased": "output_to_operand_aliasing={{}: (1, {})}" in rest,
+    }
 
 
 def compiled(lowered):

@@ -22,6 +22,7 @@ SCRIPT = pathlib.Path(__file__).with_name("cuda_calls.py")
 WANTED = {
     "psum": ["all_reduce"],
     "psum of bfloat16": ["all_reduce"],
+    "psum of a part": ["all_reduce"],
     "pmax": ["all_reduce"],
     "all_gather": ["all_gather"],
     "all_gather of columns": ["all_gather"],
@@ -97,8 +98,8 @@ def test_nothing_is_added_around_them(found, name):
 def test_work_between_halves_stays_there(found):
     """XLA would start late and wait early: see jaxfabric/_overlap.py."""
     order = [call["target"] for call in found["halves"]["1x1x4"]["calls"]]
-    assert sorted(order[:2]) == ["all_gather_start", "reduce_scatter_start"]
-    assert order[2:] == ["product", "product", "done", "product", "product", "done"]
+    products = ["product", "product", "done"]
+    assert order == ["all_gather_start", "reduce_scatter_start", *products, *products]
     first, second = (c for c in found["halves"]["1x1x4"]["calls"] if c["target"] == "done")
     starts = {c["site"]: c["target"] for c in calls(found["halves"]["1x1x4"])[:2]}
     assert starts[first["site"]] == "all_gather_start"
@@ -106,6 +107,15 @@ def test_work_between_halves_stays_there(found):
     for done in (first, second):
         assert (done["operands"], done["aliased"], done["spaces"]) == (3, True, [])
     assert not [op for op in found["halves"]["1x1x4"]["others"] if op.startswith("copy")]
+
+
+def test_products_run_beside_the_pieces(found):
+    start, done, product = "all_gather_start", "done", "product"
+    order = [call["target"] for call in found["all_gather_matmul"]["1x1x4"]["calls"]]
+    assert order == [start, start, done, product, done, product]
+    start = "reduce_scatter_start"
+    order = [call["target"] for call in found["matmul_reduce_scatter"]["1x1x4"]["calls"]]
+    assert order == [product, start, product, start, done, done]
 
 
 def test_a_transformer_step(found):
@@ -125,4 +135,5 @@ def test_small_calls_are_captured(found):
 
 
 def test_all_programs_are_looked_at(found):
-    assert {*found} == {*WANTED, "halves", "transformer", "command buffers"}
+    fused = {"all_gather_matmul", "matmul_reduce_scatter"}
+    assert {*found} == {*WANTED, *fused, "halves", "transformer", "command buffers"}

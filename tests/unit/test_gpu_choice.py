@@ -199,3 +199,11 @@ def test_every_collective_of_jax_is_known():
     halves = re.compile("_(start|done)$")
     found = {n for n in names if exchange.search(n) and not halves.search(n)}
     assert found <= {*_compat.LAX_COLLECTIVES}
+
+
+def test_a_program_of_programs_is_looked_through_once():
+    f = jax.jit(small)
+    for _ in range(40):
+        f = jax.jit(lambda x, f=f: f(x) + f(x))
+    ((runner, _),) = runs(f)
+    assert runner == "jaxfabric"
