@@ -27,6 +27,10 @@ def core() -> Any:  # noqa: ANN401
         ) from error
 
 
+# What `usable_gpus` says of a process that has no GPU.
+NO_GPUS = "none"
+
+
 def cuda_problem() -> str:
     """Why this process cannot run collectives on GPUs, or an empty string."""
     ask = getattr(core(), "cuda_status", None)
@@ -48,7 +52,7 @@ def usable_gpus() -> tuple[dict[int, int], str]:
     import jax
 
     if jax.default_backend() != "gpu" or not (devices := local_devices("cuda")):
-        return {}, "none"
+        return {}, NO_GPUS
     if problem := cuda_problem():
         logger.warning("collectives on GPUs are left to XLA: %s", problem)
         return {}, problem

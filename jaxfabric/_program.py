@@ -96,8 +96,12 @@ def choose(ctx: Context, call: Call) -> Decision:
     can run.
     """
     # An exported program runs elsewhere.
-    if not _compat.lowers_for_export(ctx) and (problem := runtime.cuda_problem()):
-        return Decision(False, problem)
+    if not _compat.lowers_for_export(ctx):
+        if not runtime.cuda_problem():
+            # Whether the GPUs of all processes can be used is known once they are connected.
+            runtime.ensure_ready()
+        if problem := runtime.gpu_problem():
+            return Decision(False, problem)
     if call.unfit:
         return Decision(False, call.unfit)
     cached = _compat.module_store(ctx, "who runs it")

@@ -9,8 +9,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from jaxfabric._devices import core, cuda_problem, local_devices, usable_gpus
-from jaxfabric.config import Config, LauncherEnvironment, warn_of_unknown_variables
+from jaxfabric._devices import NO_GPUS, core, cuda_problem, local_devices, usable_gpus
+from jaxfabric.config import Config, LauncherEnvironment, logger, warn_of_unknown_variables
 
 if TYPE_CHECKING:
     from jaxfabric import _ext
@@ -56,6 +56,7 @@ class _Session:
     ranks: tuple[int, ...]
     # By the number that CUDA has for it in this process; empty where CUDA cannot be used.
     gpus: dict[int, int]
+    without_gpus: str
     fabric: _ext.Fabric
 
 
@@ -228,6 +229,14 @@ def platforms() -> tuple[str, ...]:
     return ("cpu", "cuda") if session is not None and session.gpus else ("cpu",)
 
 
+def gpu_problem() -> str:
+    """Why the collectives of GPUs are left to XLA, or an empty string."""
+    session = _session
+    if session is None or session.gpus or session.without_gpus == NO_GPUS:
+        return cuda_problem()
+    return session.without_gpus
+
+
 def status() -> Status:
     """Returns how this process is connected, what it has counted, and the first failure."""
     with _lock:
@@ -241,7 +250,7 @@ def status() -> Status:
             num_processes=membership.num_processes,
             ranks=_session.ranks,
             gpus=tuple(_session.gpus.values()),
-            gpu_problem=cuda_problem(),
+            gpu_problem=gpu_problem(),
             peers=tuple(f"{m.identity.hostname}:{m.identity.pid}" for m in membership.members),
             failure=_session.fabric.failure(),
             counters=_session.fabric.counters(),
@@ -293,10 +302,14 @@ def _start(
         own = Member(ProcessIdentity.own(), fabric.address(), agreed)
         members = membership.exchange(own, config.connect_timeout)
         fabric.connect([member.address for member in members])
+        if gpus and (problem := fabric.gpu_problem()):
+            # Of this process or of another; all have heard of it.
+            logger.warning("collectives on GPUs are left to XLA: %s", problem)
+            gpus, without_gpus = {}, problem
     except BaseException:
         fabric.shutdown()
         raise
-    return _Session(membership, config, ranks, gpus, fabric)
+    return _Session(membership, config, ranks, gpus, without_gpus, fabric)
 
 
 def _must_agree(config: Config, ext: Any) -> dict[str, str]:  # noqa: ANN401
@@ -319,17 +332,21 @@ def _register(ext: Any, with_gpus: bool) -> None:  # noqa: ANN401
 
     from jaxfabric import _compat
 
-    handlers = {"cpu": ext.registrations()}
+    handlers = {"cpu": (ext.type_registrations(), ext.registrations())}
     if with_gpus:
-        handlers["CUDA"] = ext.cuda_registrations()
-    for platform, targets in handlers.items():
-        for name, registration in ext.type_registrations().items():
+        handlers["CUDA"] = (ext.cuda_type_registrations(), ext.cuda_registrations())
+    for platform, (types, targets) in handlers.items():
+        for name, registration in types.items():
             jax.ffi.register_ffi_type(name, registration, platform=platform)
         for name, stages in targets.items():
             jax.ffi.register_ffi_target(name, stages, platform=platform, api_version=1)
 
     # Tells the executables apart whose call instances the core numbers, see docs/matching.md.
-    _compat.watch_compilations(ext.begin_compilation, ext.end_compilation, with_gpus)
+    _compat.watch_compilations(
+        ext.begin_compilation,
+        ext.end_compilation,
+        ext.end_gpu_compilation if with_gpus else None,
+    )
     _registered = True
 
 

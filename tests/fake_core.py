@@ -36,6 +36,9 @@ class FakeFabric:
             raise FakeError("refused")
         self.addresses = addresses
 
+    def gpu_problem(self):
+        return ""
+
     def shutdown(self):
         self.shutdowns += 1
 

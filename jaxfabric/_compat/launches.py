@@ -17,16 +17,16 @@ from typing import Any
 def watch_compilations(
     begin: Callable[[], int],
     end: Callable[[int, bytes | None, Sequence[int]], None],
-    with_gpus: bool = False,
+    end_on_gpus: Callable[[int, Sequence[int]], None] | None = None,
 ) -> None:
-    """Tells of every executable for CPU devices that JAX makes or loads from its cache from now on.
+    """Tells of every executable that JAX makes or loads from its cache from now on.
 
     Args:
         begin: called before that, on the same thread.
         end: called after it with what `begin` returned, the executable's fingerprint (None: it
-            failed, or there is none) and, if it spans processes, the ids of its devices in order;
-            for GPUs always, whose calls are not told their position.
-        with_gpus: of those for GPUs too.
+            failed, or there is none) and, if it spans processes, the ids of its devices in order.
+        end_on_gpus: the same for an executable for GPUs, with what `begin` returned and the ids of
+            its devices in order: its calls are not told their position. None: of those not.
     """
     from jax._src import compiler, traceback_util
 
@@ -36,16 +36,20 @@ def watch_compilations(
 
     @functools.wraps(compile_or_get_cached)
     def watched(backend: Any, computation: Any, devices: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        on_gpus = with_gpus and backend.platform in ("gpu", "cuda")
-        if backend.platform != "cpu" and not on_gpus:
+        if end_on_gpus is not None and backend.platform in ("gpu", "cuda"):
+            begun = begin()
+            try:
+                return compile_or_get_cached(backend, computation, devices, *args, **options)
+            finally:
+                end_on_gpus(begun, [device.id for device in devices.flat])
+        if backend.platform != "cpu":
             return compile_or_get_cached(backend, computation, devices, *args, **options)
         begun, fingerprint, ids = begin(), None, []
         try:
             executable = compile_or_get_cached(backend, computation, devices, *args, **options)
             if isinstance(value := getattr(executable, "fingerprint", None), bytes):
                 fingerprint = value
-            spans = any(device.process_index != backend.process_index() for device in devices.flat)
-            if spans or on_gpus:
+            if any(device.process_index != backend.process_index() for device in devices.flat):
                 ids = [device.id for device in devices.flat]
             return executable
         finally:

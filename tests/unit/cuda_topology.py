@@ -32,8 +32,6 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } runtime_version { 
 device_description_str: "NVIDIA H200"
 """
 
-HAS_CUDA_HANDLERS = hasattr(_ext, "cuda_registrations")
-
 
 def devices(hosts, gpus):
     """The GPUs of so many hosts with so many each."""
@@ -43,9 +41,8 @@ def devices(hosts, gpus):
 
 
 def register():
-    """Registers the fabric's handlers for GPUs, or what stands in for them."""
-    for name, registration in _ext.type_registrations().items():
+    """Registers the fabric's handlers for GPUs."""
+    for name, registration in _ext.cuda_type_registrations().items():
         jax.ffi.register_ffi_type(name, registration, platform="CUDA")
-    handlers = _ext.cuda_registrations if HAS_CUDA_HANDLERS else _ext.registrations
-    for name, stages in handlers().items():
+    for name, stages in _ext.cuda_registrations().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA", api_version=1)

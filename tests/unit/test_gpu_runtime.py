@@ -52,6 +52,8 @@ def core(monkeypatch):
 
 def usable(core):
     core.cuda_status = lambda: ""
+    core.cuda_type_registrations = lambda: {"jaxfabric_gpu_type": {"type_id": "capsule"}}
+    core.end_gpu_compilation = lambda *_: None
     core.cuda_registrations = lambda: {"jaxfabric_gpu": {"execute": "capsule"}}
 
 
@@ -65,8 +67,8 @@ def test_gpus_are_ranks_by_the_number_that_cuda_has_for_them(core):
     assert status.ranks == tuple(device.id for device in jax.local_devices(backend="cpu"))
     assert core.calls == [
         *(("jaxfabric_type", "cpu"), ("jaxfabric_fake", "cpu")),
-        *(("jaxfabric_type", "CUDA"), ("jaxfabric_gpu", "CUDA")),
-        True,
+        *(("jaxfabric_gpu_type", "CUDA"), ("jaxfabric_gpu", "CUDA")),
+        core.end_gpu_compilation,
     ]
     assert runtime.platforms() == ("cpu", "cuda")
 
@@ -83,7 +85,7 @@ def test_gpus_that_cannot_be_used_are_left_to_xla(core, caplog, reason):
     assert jaxfabric.status().gpus == ()
     assert jaxfabric.status().gpu_problem == reason
     assert f"collectives on GPUs are left to XLA: {reason}" in caplog.text
-    assert core.calls[-1] is False
+    assert core.calls[-1] is None
     assert runtime.platforms() == ("cpu",)
 
 

@@ -62,7 +62,7 @@ Result<std::unique_ptr<Fabric>> Fabric::Create(int process, int process_count,
     return Status(Code::kInvalidArgument, StrCat("process_index ", process, " is not one of ",
                                                  process_count, " processes"));
   }
-  if (local_ranks.empty() || local_ranks.size() > kMaxLocalRanks) {
+  if ((local_ranks.empty() && options.gpus.empty()) || local_ranks.size() > kMaxLocalRanks) {
     return Status(Code::kInvalidArgument,
                   StrCat("local_ranks has ", local_ranks.size(), " entries; 1 to ", kMaxLocalRanks,
                          " can be used"));
@@ -83,7 +83,8 @@ Status Fabric::Bind() {
   JF_ASSIGN_OR_RETURN(transport_, FindTransport(peers_.size() == 1 ? "inproc" : "shm"));
   JF_RETURN_IF_ERROR(transport_->Probe());
   // A quarter for cells, of which a page is touched only when used; the rest is staging.
-  const size_t bytes = local_ranks_.size() * options_.segment_bytes / 4096 * 4096;
+  const size_t ranks = std::max(local_ranks_.size(), size_t{1});  // it may have GPUs only
+  const size_t bytes = ranks * options_.segment_bytes / 4096 * 4096;
   auto endpoint = transport_->Bind(process_, static_cast<int>(peers_.size()), bytes);
   if (!endpoint.ok()) {
     return Status(endpoint.status().code(),
@@ -112,12 +113,7 @@ void Fabric::OpenGpus() {
       process_, options_.gpus, options,
       {.send = [this](int process, const WireWriter& message) { mesh_->Send(process, message); },
        .fail = [this](const Status& status) { ReportFailure(status); },
-       .describe_rank = [this](int64_t rank) { return DescribeRank(rank); },
-       .process_of =
-           [this](int64_t rank) {
-             const auto found = process_of_.find(rank);
-             return found == process_of_.end() ? -1 : found->second;
-           }});
+       .describe_process = [this](int process) { return DescribeProcess(process); }});
   if (domain.ok()) {
     gpus_ = *std::move(domain);
   } else {
@@ -202,6 +198,7 @@ std::vector<TraceRing::Entry> Fabric::Trace() const {
 }
 
 int Fabric::LocalIndex(int64_t rank) const {
+  if (local_ranks_.empty()) return -1;
   // Device ids of a process are usually consecutive.
   const int64_t guess = rank - local_ranks_[0];
   if (guess >= 0 && guess < static_cast<int64_t>(local_ranks_.size()) &&
@@ -222,9 +219,12 @@ std::string Fabric::NameRank(int64_t rank) const {
 std::string Fabric::DescribeRank(int64_t rank) const {
   const auto found = process_of_.find(rank);
   if (found == process_of_.end()) return NameRank(rank);
-  const Peer& peer = peers_[static_cast<size_t>(found->second)];
-  return StrCat("rank ", rank, " (process ", found->second, ", pid ", peer.pid, " on ", peer.host,
-                ")");
+  return StrCat("rank ", rank, " (", DescribeProcess(found->second), ")");
+}
+
+std::string Fabric::DescribeProcess(int process) const {
+  const Peer& peer = peers_[static_cast<size_t>(process)];
+  return StrCat("process ", process, ", pid ", peer.pid, " on ", peer.host);
 }
 
 void Fabric::Register(Participant& participant) {

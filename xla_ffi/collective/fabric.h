@@ -98,6 +98,8 @@ class Fabric {
   std::string NameRank(int64_t rank) const;
   // "rank 2049 (process 1, pid 4242 on host)"
   std::string DescribeRank(int64_t rank) const;
+  // "process 1, pid 4242 on host"
+  std::string DescribeProcess(int process) const;
   Status HeaderMismatch(const Participant& participant, int peer) const;
   // An execution has failed for a reason of its own: its peers cannot finish theirs.
   void ReportFailure(const Status& status) { Poison(status, /*tell_peers=*/true); }

@@ -285,7 +285,7 @@ void Fabric::OnGone(int process) {
                              process, ", pid ", peer.pid, " on ", peer.host, ") died"));
     Poison(died, true);
   }
-  if (gpus_) gpus_->OnGone(peer.ranks);
+  if (gpus_) gpus_->OnGone(process);
   Ring(peers_[static_cast<size_t>(process_)].header);
 }
 

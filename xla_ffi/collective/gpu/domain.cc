@@ -71,6 +71,7 @@ Status GpuDomain::OpenLocal(std::vector<LocalGpu> gpus) {
     std::memset(local.pinned.host().data(), 0, kPinnedBytes);
     JF_ASSIGN_OR_RETURN(local.pool_fd, local.gpu->ExportPool());
     Remote& remote = known_[local.rank];
+    remote.process = process_;
     remote.pool = local.gpu->pool().data();
     remote.pool_bytes = local.gpu->pool().bytes();
     remote.uuid = local.gpu->uuid();
@@ -118,6 +119,7 @@ Status GpuDomain::Greet(int process, const std::string& hello, std::vector<Uniqu
     }
     std::lock_guard lock(mutex_);
     Remote& remote = known_[rank];
+    remote.process = process;
     remote.pool = pool->data();
     remote.pool_bytes = pool->bytes();
     std::copy(uuid.begin(), uuid.end(), remote.uuid.begin());
@@ -193,7 +195,7 @@ void GpuDomain::AnnounceArena(const GroupKey& key, int64_t rank, const Arena& ar
   message.Add(uint64_t{arena.offset}).Add(uint64_t{arena.bytes});
   std::vector<int> told;
   for (int64_t member : ranks) {
-    const int process = uplink_.process_of(member);
+    const int process = known_.at(member).process;
     if (process == process_ || std::find(told.begin(), told.end(), process) != told.end()) continue;
     uplink_.send(process, message);
     told.push_back(process);
@@ -264,10 +266,10 @@ Status GpuDomain::AwaitArenas(std::unique_lock<std::mutex>& lock, const GroupKey
     const Status failed(
         gone == late.end() ? Code::kDeadlineExceeded : Code::kUnavailable,
         gone == late.end()
-            ? StrCat(uplink_.describe_rank(rank), " waited ", options_.deadline, " s in ", call,
-                     " for ", uplink_.describe_rank(culprit), ", which is in ", Ask(culprit, 0))
-            : StrCat(uplink_.describe_rank(culprit), " has ended, and ",
-                     uplink_.describe_rank(rank), " waits for it in ", call));
+            ? StrCat(Name(rank), " waited ", options_.deadline, " s in ", call,
+                     " for ", Name(culprit), ", which is in ", Ask(culprit, 0))
+            : StrCat(Name(culprit), " has ended, and ",
+                     Name(rank), " waits for it in ", call));
     uplink_.fail(failed);
     lock.lock();
     return failed;

@@ -63,8 +63,8 @@ class GpuDomain {
     std::function<void(int process, const WireWriter&)> send;
     // Poisons the fabric and tells the peers.
     std::function<void(const Status&)> fail;
-    std::function<std::string(int64_t rank)> describe_rank;
-    std::function<int(int64_t rank)> process_of;
+    // "process 1, pid 4242 on host"
+    std::function<std::string(int process)> describe_process;
   };
 
   static Result<std::unique_ptr<GpuDomain>> Open(int process, std::vector<LocalGpu> gpus,
@@ -82,7 +82,7 @@ class GpuDomain {
 
   // --- from the control plane
   void OnMessage(int process, WireReader& message);
-  void OnGone(const std::vector<int64_t>& ranks);
+  void OnGone(int process);
   // Ends all waits and every set-up: the fabric has failed.
   void Abort(const Status& cause);
 
@@ -135,6 +135,7 @@ class GpuDomain {
   };
   // A GPU of the job, as everybody knows it.
   struct Remote {
+    int process = -1;
     std::byte* pool = nullptr;
     size_t pool_bytes = 0;
     Gpu::Uuid uuid{};
@@ -163,6 +164,8 @@ class GpuDomain {
   // What a rank is doing: the call with this header, or the last one it launched if that is 0.
   std::string Ask(int64_t rank, uint32_t header);
   std::string CallOf(int64_t rank, uint32_t header) const;
+  // "rank 3 (a GPU of process 1, pid 4242 on host)". Ranks here are numbered apart from CPU devices.
+  std::string Name(int64_t rank) const;
 
   const int process_;
   const GpuOptions options_;

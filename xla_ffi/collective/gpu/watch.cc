@@ -63,7 +63,7 @@ void GpuDomain::Report(const GpuCommunicator& communicator, const device::FaultR
   const int64_t rank = communicator.ranks_[fault.rank];
   const int64_t peer = communicator.ranks_[fault.peer];
   const std::string call = CallOf(rank, fault.header);
-  const std::string self = uplink_.describe_rank(rank), other = uplink_.describe_rank(peer);
+  const std::string self = Name(rank), other = Name(peer);
   switch (static_cast<device::FaultKind>(fault.kind)) {
     case device::FaultKind::kNone:
     case device::FaultKind::kAborted:
@@ -107,8 +107,13 @@ std::string GpuDomain::CallOf(int64_t rank, uint32_t header) const {
   return found == calls_.end() ? "a call that is not known there" : found->second;
 }
 
+std::string GpuDomain::Name(int64_t rank) const {
+  // Complete since Start(), but for `gone`.
+  return StrCat("rank ", rank, " (a GPU of ", uplink_.describe_process(known_.at(rank).process), ")");
+}
+
 std::string GpuDomain::Ask(int64_t rank, uint32_t header) {
-  const int process = uplink_.process_of(rank);
+  const int process = known_.at(rank).process;
   if (process == process_) return CallOf(rank, header);
   std::unique_lock lock(mutex_);
   const uint64_t number = ++next_question_;
@@ -148,7 +153,7 @@ void GpuDomain::OnMessage(int process, WireReader& message) {
     const auto bytes = message.Get<uint64_t>();
     const auto sender = known_.find(rank);
     // What does not fit is not ours to use.
-    if (!message.ok() || sender == known_.end() || uplink_.process_of(rank) != process ||
+    if (!message.ok() || sender == known_.end() || sender->second.process != process ||
         bytes > sender->second.pool_bytes || offset > sender->second.pool_bytes - bytes) {
       return;
     }
@@ -157,12 +162,9 @@ void GpuDomain::OnMessage(int process, WireReader& message) {
   changed_.notify_all();
 }
 
-void GpuDomain::OnGone(const std::vector<int64_t>& ranks) {
+void GpuDomain::OnGone(int process) {
   std::lock_guard lock(mutex_);
-  for (int64_t rank : ranks) {
-    const auto known = known_.find(rank);
-    if (known != known_.end()) known->second.gone = true;
-  }
+  for (auto& [rank, gpu] : known_) gpu.gone |= gpu.process == process;
   for (auto& [key, communicator] : communicators_) {
     if (!communicator) continue;
     for (size_t i = 0; i < communicator->ranks_.size(); ++i) {
