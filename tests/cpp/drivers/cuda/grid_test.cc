@@ -203,6 +203,30 @@ TEST(Grid, LaunchesInFlightTogetherTakeTurns) {
   EXPECT_FALSE(grid.AllWaiting());
 }
 
+TEST(Grid, ALoopThatLoadsAndPausesWaits) {
+  Grid grid(11);
+  std::atomic<int> flags[2] = {0, 0};
+  Ended ended;
+  grid.Launch(
+      [](const void* arguments) {
+        const auto& args = *static_cast<const Flags*>(arguments);
+        for (const std::atomic<int>* flag : {args.mine, args.theirs}) {
+          do {
+            MaybeSwitch();  // others may come before each load
+            Pause();
+          } while (flag->load(std::memory_order_acquire) == 0);
+        }
+      },
+      Pack(Flags{&flags[0], &flags[1]}), {2, 16}, ended.Callback());
+  for (std::atomic<int>& flag : flags) {
+    EXPECT_TRUE(grid.Run(10'000));
+    EXPECT_TRUE(grid.AllWaiting());
+    flag = 1;
+  }
+  EXPECT_FALSE(grid.Run(kPlenty));
+  EXPECT_EQ(ended.count, 1);
+}
+
 TEST(Grid, TwoGridsOnTwoThreadsSeeEachOther) {
   std::atomic<int> a{0}, b{0};
   const auto run = [](std::atomic<int>* mine, std::atomic<int>* theirs) {

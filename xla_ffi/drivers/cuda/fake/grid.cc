@@ -136,9 +136,10 @@ void Grid::Impl::Turn() {
   current = nullptr;
   switch (event) {
     case Event::kSwitched:
-      progress = true;
       break;
     case Event::kPaused:
+      if (thread.operations != thread.last_operations) progress = true;
+      thread.last_operations = std::exchange(thread.operations, 0);
       if (index < fresh) std::swap(ready[index], ready[--fresh]);
       break;
     case Event::kArrived:

@@ -47,8 +47,9 @@ class Grid {
   bool Run(uint64_t switches);
   // The same, and also returns when all fibres wait.
   bool RunUntilWaiting(uint64_t switches);
-  // Whether every fibre has had a turn without doing anything but Pause(): nobody here can go on by
-  // himself.
+  // Whether every fibre has had a turn and did in it what it did in the last one, up to a Pause():
+  // nobody here can go on by himself. May be wrong about one that waits for each of many things
+  // once.
   bool AllWaiting() const;
   // A rank that died: its fibres never run again, and `finished` is not called.
   void Kill(uint64_t id);
@@ -78,7 +79,7 @@ uint32_t BlockCount();
 void SyncBlock(std::source_location where = std::source_location::current());
 // One turn of a loop that waits for others: lets them run.
 void Pause();
-// Follows a memory operation that others can see: lets them run, or not, at random.
+// At a memory operation that others can see or make: lets them run, or not, at random.
 void MaybeSwitch();
 // Virtual time.
 uint64_t NanoClock();

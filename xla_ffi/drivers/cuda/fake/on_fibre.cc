@@ -34,7 +34,7 @@ void Pause() { running->Leave(Event::kPaused); }
 
 void MaybeSwitch() {
   Grid::Impl& grid = *running;
-  grid.progress = true;
+  ++grid.current->operations;
   if (grid.Below(4) == 0) grid.Leave(Event::kSwitched);
 }
 

@@ -27,6 +27,10 @@ struct Thread {
   Fibre* fibre = nullptr;  // from the first turn to the last
   uint32_t index = 0;
   bool in_barrier = false;
+  // Calls of MaybeSwitch() since the last Pause(), and between that and the one before it. A loop
+  // that waits makes equally many each time; another number means that the thread has gone on.
+  uint32_t operations = 0;
+  uint32_t last_operations = ~uint32_t{0};
 };
 
 struct SharedStorage {
