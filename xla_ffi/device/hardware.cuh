@@ -14,8 +14,8 @@
 #define JF_DEVICE __device__ __forceinline__
 #define JF_COLD __device__ __noinline__
 // A kernel with one argument. At most kBlockThreads threads.
-#define JF_KERNEL(name, Arguments)                                                 \
-  extern "C" __global__ void __launch_bounds__(::jaxfabric::device::kBlockThreads) \
+#define JF_KERNEL(name, Arguments)                                                    \
+  extern "C" __global__ void __launch_bounds__(::jaxfabric::device::kBlockThreads, 1) \
       name(const __grid_constant__ Arguments arguments)
 // A variable that the threads of a block share.
 #define JF_SHARED(Type, name) __shared__ Type name
@@ -158,9 +158,13 @@ inline Packet LoadPacket(const Packet* address) {
 }
 inline void StorePacket(Packet* address, const Packet& p) {
   auto* halves = reinterpret_cast<uint64_t*>(address);
-  __atomic_store_n(halves + 1, (uint64_t{p.flag1} << 32) | p.data1, __ATOMIC_RELAXED);
+  const uint64_t value[2] = {(uint64_t{p.flag0} << 32) | p.data0,
+                             (uint64_t{p.flag1} << 32) | p.data1};
+  // Either half first.
+  const uint32_t first = (reinterpret_cast<uintptr_t>(address) / sizeof(Packet) + p.flag0) & 1;
+  __atomic_store_n(halves + first, value[first], __ATOMIC_RELAXED);
   emulation::MaybeSwitch();
-  __atomic_store_n(halves, (uint64_t{p.flag0} << 32) | p.data0, __ATOMIC_RELAXED);
+  __atomic_store_n(halves + 1 - first, value[1 - first], __ATOMIC_RELAXED);
   emulation::MaybeSwitch();
 }
 
