@@ -45,7 +45,7 @@ void PlantPackets(Cluster& cluster, uint32_t first_step) {
           auto* packets = reinterpret_cast<Packet*>(cluster.arena(rank) +
                                                     shape.PacketsOffset(lane, parity, source));
           for (uint32_t i = 0; i < shape.packet_bytes / kPacketData; ++i) {
-            const uint32_t flag = ((first_step + i) & ~1u) | parity;
+            const uint32_t flag = ((first_step + i % 16) & ~1u) | parity;
             packets[i] = {0xDEADBEEF, flag, 0xDEADBEEF, flag};
           }
         }
@@ -58,21 +58,21 @@ class LaneCounter : public testing::TestWithParam<uint32_t> {};
 
 TEST_P(LaneCounter, GoesPastWhereOldPacketsWouldBeTaken) {
   for (uint32_t before = 1; before < 5; ++before) {
-    for (uint64_t seed = 0; seed < 4; ++seed) {
-      const auto ranks = static_cast<uint32_t>(1 + seed);
+    for (uint64_t seed = 0; seed < 12; ++seed) {
+      const auto ranks = static_cast<uint32_t>(2 + seed % 4);
       const ArenaShape shape{ranks, 1, 128, kLineBytes * ranks};
       Cluster cluster(shape, seed);
       cluster.SetStep(GetParam() - before);
-      // The call that passes the border has at most four steps, and the cleaning two more.
-      PlantPackets(cluster, GetParam() + 5);
+      // Ten steps without packets and two of cleaning: then the areas are used, one parity after
+      // the other.
+      PlantPackets(cluster, GetParam() + 4);
       std::mt19937_64 random(seed);
       std::vector<MixedCall> calls;
-      for (uint32_t i = 0; i < 24; ++i) {
-        calls.push_back(
-            RandomCall(random, shape, i % 4 == 1 ? "broadcast_push" : "all_to_all_packets", 1));
-        if (i % 4 != 1) calls.back().bytes = 128;
+      for (uint32_t i = 0; i < 20; ++i) {
+        calls.push_back(RandomCall(random, shape, i < 10 ? "barrier" : "all_to_all_packets", 1));
+        calls.back().bytes = 128;
       }
-      ASSERT_TRUE(RunCalls(cluster, 24, [&](uint32_t i) { return calls[i]; }))
+      ASSERT_TRUE(RunCalls(cluster, 20, [&](uint32_t i) { return calls[i]; }))
           << "seed " << seed << ", " << before << " before";
     }
   }
