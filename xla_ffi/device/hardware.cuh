@@ -129,7 +129,7 @@ inline void ReleaseStore(uint64_t* address, uint64_t value) {
   __atomic_store_n(address, value, __ATOMIC_RELEASE);
   emulation::MaybeSwitch();
 }
-inline void SystemFence() {}
+inline void SystemFence() { emulation::MaybeSwitch(); }
 inline uint32_t HostLoad(const uint32_t* address) {
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }

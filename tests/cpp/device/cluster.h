@@ -23,6 +23,15 @@
 
 namespace jaxfabric::device {
 
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+
+// How often a test tries: under the thread sanitizer a fibre costs as much as a thread.
+constexpr int Rounds(int usual) { return kThreadSanitizer ? (usual + 9) / 10 : usual; }
+
 inline const EmulatedKernel& FindKernel(const std::string& name) {
   static const auto* table = [] {
     auto* kernels = new std::map<std::string, EmulatedKernel>();

@@ -5,11 +5,8 @@
 namespace jaxfabric::device {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr uint32_t kCalls = 1000;
-#else
-constexpr uint32_t kCalls = 10000;
-#endif
+constexpr uint32_t kCalls = Rounds(10000);
+constexpr uint64_t kSeeds = kThreadSanitizer ? 13 : 39;
 
 TEST(Lane, ThousandsOfMixedCallsGiveWhatTheyShould) {
   const ArenaShape shape{3, 4, 64, kLineBytes * 3};
@@ -24,7 +21,7 @@ TEST(Lane, ThousandsOfMixedCallsGiveWhatTheyShould) {
 
 TEST(Lane, TwoRanksGoAroundEachOther) {
   const ArenaShape shape{2, 2, 64, kLineBytes * 2};
-  for (uint64_t seed = 0; seed < 40; ++seed) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     Cluster cluster(shape, seed);
     std::mt19937_64 random(seed);
     std::vector<MixedCall> calls;
@@ -58,7 +55,7 @@ class LaneCounter : public testing::TestWithParam<uint32_t> {};
 
 TEST_P(LaneCounter, GoesPastWhereOldPacketsWouldBeTaken) {
   for (uint32_t before = 1; before < 5; ++before) {
-    for (uint64_t seed = 0; seed < 12; ++seed) {
+    for (uint64_t seed = 0; seed < (kThreadSanitizer ? 2u : 12u); ++seed) {
       const auto ranks = static_cast<uint32_t>(2 + seed % 4);
       const ArenaShape shape{ranks, 1, 128, kLineBytes * ranks};
       Cluster cluster(shape, seed);

@@ -59,7 +59,7 @@ TEST_P(MoveKernels, MoveEveryByte) {
   const bool packets = GetParam().ends_with("packets");
   const std::string kernel = op == "barrier" ? "jaxfabric_barrier" : "jaxfabric_" + GetParam();
   std::mt19937_64 random(std::hash<std::string>()(kernel));
-  for (int round = 0; round < 80; ++round) {
+  for (int round = 0; round < Rounds(80); ++round) {
     const uint32_t ranks = 1 + static_cast<uint32_t>(round) % 8;
     Cluster cluster({ranks, 3, 128, kLineBytes * ranks}, random());
     if (GetParam().ends_with("multicast")) cluster.EnableMulticast();

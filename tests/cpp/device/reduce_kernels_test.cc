@@ -85,7 +85,7 @@ TEST_P(ReduceKernels, GiveTheBitsOfTheCpu) {
   const bool packets = family.ends_with("packets");
   const std::string kernel = StrCat("jaxfabric_", family, SuffixOf(op, dtype));
   std::mt19937_64 random(std::hash<std::string>()(kernel));
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 2 + Rounds(10); ++round) {
     const auto ranks = static_cast<uint32_t>(round == 0 ? 2 : 1 + random() % 8);
     const ArenaShape shape{ranks, 3, 128, kLineBytes * ranks};
     Cluster cluster(shape, random());
