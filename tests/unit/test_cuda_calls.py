@@ -129,8 +129,6 @@ def test_small_calls_are_captured(found):
     """XLA makes a command buffer of five operations; the handlers say that it may."""
     buffers = found["command buffers"]
     assert buffers["calls"] == 6
-    if not buffers["real"]:
-        pytest.skip("the core has no CUDA handlers")
     assert buffers["captured"] == buffers["calls"]
 
 

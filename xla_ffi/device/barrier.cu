@@ -9,8 +9,9 @@ JF_KERNEL(jaxfabric_barrier, MoveArguments) {
   lane.Begin();
   lane.Signal();
   lane.Await();
-  CopyBlock(static_cast<std::byte*>(arguments.output),
-            static_cast<const std::byte*>(arguments.input), arguments.bytes);
+  const Slice slice(arguments.bytes, hw::Block(), hw::Blocks(), kLineBytes);
+  CopyBlock(static_cast<std::byte*>(arguments.output) + slice.begin,
+            static_cast<const std::byte*>(arguments.input) + slice.begin, slice.size());
   lane.End();
 }
 

@@ -26,12 +26,12 @@ JF_DEVICE uint64_t Misalignment(const void* a, const void* b, uint32_t unit) {
   return (reinterpret_cast<uint64_t>(a) | reinterpret_cast<uint64_t>(b)) % unit;
 }
 
-template <class T>
-JF_DEVICE void CopyUnits(std::byte* to, const std::byte* from, uint64_t bytes) {
+template <class T, class Size>
+JF_DEVICE void CopyUnits(std::byte* to, const std::byte* from, Size bytes) {
   auto* out = reinterpret_cast<T*>(to);
   const auto* in = reinterpret_cast<const T*>(from);
-  const uint64_t count = bytes / sizeof(T), stride = hw::Threads();
-  uint64_t i = hw::Thread();
+  const Size count = bytes / sizeof(T), stride = hw::Threads();
+  Size i = hw::Thread();
   // Several loads on their way at once: one per thread would not fill a link. Single bytes do not
   // fill it either way, and would take registers from their callers.
   for (; sizeof(T) > 1 && i + 3 * stride < count; i += 4 * stride) {
@@ -39,11 +39,13 @@ JF_DEVICE void CopyUnits(std::byte* to, const std::byte* from, uint64_t bytes) {
     out[i] = a, out[i + stride] = b, out[i + 2 * stride] = c, out[i + 3 * stride] = d;
   }
   for (; i < count; i += stride) out[i] = in[i];
-  for (uint64_t k = count * sizeof(T) + hw::Thread(); k < bytes; k += stride) to[k] = from[k];
+  for (Size k = count * sizeof(T) + hw::Thread(); k < bytes; k += stride) to[k] = from[k];
 }
 
-// By all threads of the block; SyncBlock before another thread reads it.
-JF_DEVICE void CopyBlock(std::byte* to, const std::byte* from, uint64_t bytes) {
+// By all threads of the block; SyncBlock before another thread reads it. Counts in Size, the
+// smaller of which takes fewer registers.
+template <class Size>
+JF_DEVICE void CopyBlock(std::byte* to, const std::byte* from, Size bytes) {
   if (to == from) return;
   if (Misalignment(to, from, 16) == 0) {
     CopyUnits<Vector>(to, from, bytes);
@@ -65,6 +67,19 @@ JF_DEVICE void ZeroBlock(std::byte* to, uint64_t bytes) {
   } else {
     for (uint64_t k = hw::Thread(); k < bytes; k += hw::Threads()) to[k] = std::byte{0};
   }
+}
+
+// 16 bytes of an array with any alignment, zeros behind its end.
+JF_DEVICE Vector LoadVector(const std::byte* from, uint32_t bytes, uint32_t at, bool aligned) {
+  if (aligned && at + sizeof(Vector) <= bytes) {
+    return *reinterpret_cast<const Vector*>(from + at);
+  }
+  Vector v{};
+  JF_UNROLL
+  for (uint32_t k = 0; k < sizeof(Vector); ++k) {
+    if (at + k < bytes) v.word[k / 4] |= static_cast<uint32_t>(from[at + k]) << (8 * (k % 4));
+  }
+  return v;
 }
 
 // An array as words of 8 bytes, the last of which may be incomplete.

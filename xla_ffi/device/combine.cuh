@@ -13,17 +13,21 @@ namespace jaxfabric::device {
 template <class Storage>
 inline constexpr uint32_t kLoads = sizeof(Storage) == 1 ? 4 : 8;
 
-// load(0) op load(1) op ... op load(ranks - 1), element by element. Raw is an unsigned word or a
-// Vector of whole elements; complete(value, source) may wait for a value that is not there yet.
+// A word or Vector as the elements that lie in it.
+template <class Storage, class Raw>
+struct ElementsOf {
+  static constexpr uint32_t kCount = sizeof(Raw) / sizeof(Storage);
+  Storage value[kCount];
+};
+
+// sum[k] = load(0) op load(1) op ... op load(ranks - 1), element by element. Raw is an unsigned
+// word or a Vector of whole elements; complete(value, source) may wait for a value that is not
+// there yet.
 template <class Codec, class Op, class Raw, class Seen, class Load, class Complete>
-JF_DEVICE Raw Combine(uint32_t ranks, Load load, Complete complete) {
-  using Storage = typename Codec::Storage;
-  constexpr uint32_t kElements = sizeof(Raw) / sizeof(Storage);
-  struct Elements {
-    Storage value[kElements];
-  };
-  typename Codec::Accumulator sum[kElements] = {};
-  constexpr uint32_t kAtOnce = kLoads<Storage>;
+JF_DEVICE void Accumulate(uint32_t ranks, Load load, Complete complete,
+                          typename Codec::Accumulator* sum) {
+  using Elements = ElementsOf<typename Codec::Storage, Raw>;
+  constexpr uint32_t kAtOnce = kLoads<typename Codec::Storage>;
   for (uint32_t first = 0; first < ranks; first += kAtOnce) {
     Seen seen[kAtOnce];
     JF_UNROLL
@@ -35,16 +39,28 @@ JF_DEVICE Raw Combine(uint32_t ranks, Load load, Complete complete) {
       if (first + i >= ranks) break;
       const auto element = std::bit_cast<Elements>(complete(seen[i], first + i));
       JF_UNROLL
-      for (uint32_t k = 0; k < kElements; ++k) {
+      for (uint32_t k = 0; k < Elements::kCount; ++k) {
         const auto value = Codec::Load(element.value[k]);
         sum[k] = first + i == 0 ? value : Op::Apply(sum[k], value);
       }
     }
   }
-  Elements result;
+}
+
+template <class Codec, class Raw>
+JF_DEVICE Raw StoreElements(const typename Codec::Accumulator* sum) {
+  ElementsOf<typename Codec::Storage, Raw> result;
   JF_UNROLL
-  for (uint32_t k = 0; k < kElements; ++k) result.value[k] = Codec::Store(sum[k]);
+  for (uint32_t k = 0; k < result.kCount; ++k) result.value[k] = Codec::Store(sum[k]);
   return std::bit_cast<Raw>(result);
+}
+
+// The same, rounded to what is stored.
+template <class Codec, class Op, class Raw, class Seen, class Load, class Complete>
+JF_DEVICE Raw Combine(uint32_t ranks, Load load, Complete complete) {
+  typename Codec::Accumulator sum[ElementsOf<typename Codec::Storage, Raw>::kCount] = {};
+  Accumulate<Codec, Op, Raw, Seen>(ranks, load, complete, sum);
+  return StoreElements<Codec, Raw>(sum);
 }
 
 // to[0, bytes) = the combination of source(rank)[0, bytes) over the ranks; 16-byte aligned, and up

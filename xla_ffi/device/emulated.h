@@ -15,9 +15,11 @@ struct EmulatedKernel {
 // One function per source.
 std::span<const EmulatedKernel> AllGatherKernels();
 std::span<const EmulatedKernel> AllReduceKernels();
+std::span<const EmulatedKernel> AllReduceRmsNormKernels();
 std::span<const EmulatedKernel> AllToAllKernels();
 std::span<const EmulatedKernel> BarrierKernels();
 std::span<const EmulatedKernel> BroadcastKernels();
+std::span<const EmulatedKernel> MulticastKernels();
 std::span<const EmulatedKernel> PermuteKernels();
 std::span<const EmulatedKernel> RaggedAllToAllKernels();
 std::span<const EmulatedKernel> ReduceScatterKernels();

@@ -129,7 +129,7 @@ inline void ReleaseStore(uint64_t* address, uint64_t value) {
   __atomic_store_n(address, value, __ATOMIC_RELEASE);
   emulation::MaybeSwitch();
 }
-inline void SystemFence() {}
+inline void SystemFence() { emulation::MaybeSwitch(); }
 inline uint32_t HostLoad(const uint32_t* address) {
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
@@ -158,9 +158,13 @@ inline Packet LoadPacket(const Packet* address) {
 }
 inline void StorePacket(Packet* address, const Packet& p) {
   auto* halves = reinterpret_cast<uint64_t*>(address);
-  __atomic_store_n(halves + 1, (uint64_t{p.flag1} << 32) | p.data1, __ATOMIC_RELAXED);
+  const uint64_t value[2] = {(uint64_t{p.flag0} << 32) | p.data0,
+                             (uint64_t{p.flag1} << 32) | p.data1};
+  // Either half first.
+  const uint32_t first = (reinterpret_cast<uintptr_t>(address) / sizeof(Packet) + p.flag0) & 1;
+  __atomic_store_n(halves + first, value[first], __ATOMIC_RELAXED);
   emulation::MaybeSwitch();
-  __atomic_store_n(halves, (uint64_t{p.flag0} << 32) | p.data0, __ATOMIC_RELAXED);
+  __atomic_store_n(halves + 1 - first, value[1 - first], __ATOMIC_RELAXED);
   emulation::MaybeSwitch();
 }
 

@@ -43,6 +43,22 @@
   JF_FOR_EACH_EXTREME(X, family, max, MaxOp) \
   JF_FOR_EACH_EXTREME(X, family, min, MinOp)
 
+// What the switch can do (multimem.cuh).
+#define JF_FOR_EACH_MULTICAST_EXTREME(X, family, operation, Op) \
+  X(family, operation, uint32, PlainCodec<uint32_t>, Op)        \
+  X(family, operation, uint64, PlainCodec<uint64_t>, Op)        \
+  X(family, operation, int32, PlainCodec<int32_t>, Op)          \
+  X(family, operation, int64, PlainCodec<int64_t>, Op)
+#define JF_FOR_EACH_MULTICAST_REDUCTION(X, family)     \
+  X(family, sum, uint32, PlainCodec<uint32_t>, SumOp)  \
+  X(family, sum, uint64, PlainCodec<uint64_t>, SumOp)  \
+  X(family, sum, float16, Float16Codec, SumOp)         \
+  X(family, sum, bfloat16, Bfloat16Codec, SumOp)       \
+  X(family, sum, float32, PlainCodec<float>, SumOp)    \
+  X(family, sum, float64, PlainCodec<double>, SumOp)   \
+  JF_FOR_EACH_MULTICAST_EXTREME(X, family, max, MaxOp) \
+  JF_FOR_EACH_MULTICAST_EXTREME(X, family, min, MinOp)
+
 // Defines jaxfabric_<family>_<operation>_<type>, which calls the function template Family##Body.
 #define JF_REDUCTION_KERNEL(family, operation, type, Codec, Op)           \
   JF_KERNEL(jaxfabric_##family##_##operation##_##type, ReduceArguments) { \

@@ -73,12 +73,8 @@ class Lane {
     uint64_t since = 0;
     for (uint32_t spins = 1; seen.flag0 != flag() || seen.flag1 != flag(); ++spins) {
       hw::Pause();
-      // Who is in another call never sends it.
-      if (spins % kSpinsPerLook == 0) {
-        // Relaxed would do: only the value is used.
-        CheckCell(source, hw::AcquireLoad(Cell(rank(), source)));
-        CheckPatience(source, spins / kSpinsPerLook, since);
-      }
+      // Who is in another call never sends it: the thread that awaits his signal ends the kernel.
+      if (spins % kSpinsPerLook == 0) CheckPatience(source, spins / kSpinsPerLook, since);
       seen = hw::LoadPacket(address);
     }
     return seen;

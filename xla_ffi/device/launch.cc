@@ -13,6 +13,11 @@ constexpr uint64_t kBulkBytesPerBlock = 16 << 10;
 // Up to here packets win, by the data that a rank receives from all others: from published times of
 // one-shot and two-shot kernels on 2, 4 and 8 H100 (512, 256 and 64 KiB from each).
 constexpr uint64_t kPacketsLimit = 512 << 10;
+// From here the switch wins, by the data of all ranks together and for more than two of them: from
+// published times on 4 and 8 H100.
+constexpr uint64_t kMulticastFrom = 2 << 20;
+// Packet areas of a lane hold at least this, where there is memory: a row of all_reduce_rms_norm.
+constexpr uint64_t kRowBytes = 16 << 10;
 
 uint32_t Blocks(uint64_t bytes, uint64_t bytes_per_block, uint32_t lanes) {
   return static_cast<uint32_t>(
@@ -29,8 +34,10 @@ uint32_t PacketBlocks(const ArenaShape& shape, uint64_t bytes) {
   return Blocks(bytes, std::min<uint64_t>(kPacketBytesPerBlock, shape.packet_bytes), shape.lanes);
 }
 
+// `total`: the bytes of all ranks together where the switch may do it, else 0.
 Launch Plan(const ArenaShape& shape, std::string_view op, std::string_view bulk_algorithm,
-            std::string_view suffix, uint64_t bytes) {
+            std::string_view suffix, uint64_t bytes, uint64_t total) {
+  if (total >= kMulticastFrom && shape.ranks > 2) bulk_algorithm = "multicast";
   if (TakesPackets(shape, bytes)) {
     return {StrCat("jaxfabric_", op, "_packets", suffix), PacketBlocks(shape, bytes)};
   }
@@ -72,41 +79,95 @@ Element KernelElement(DType dtype, ReduceOp op) {
   return {dtype, 1};
 }
 
-Launch PlanAllReduce(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t bytes) {
-  return Plan(shape, "all_reduce", "two_shot", ReductionSuffix(dtype, op), bytes);
+bool MulticastCombines(DType dtype, ReduceOp op) {
+  switch (KernelElement(dtype, op).dtype) {
+    case DType::kUint32:
+    case DType::kUint64:
+    case DType::kInt32:
+    case DType::kInt64:
+      return true;
+    case DType::kFloat16:
+    case DType::kBfloat16:
+    case DType::kFloat32:
+    case DType::kFloat64:
+      return op == ReduceOp::kSum;
+    default:
+      return false;
+  }
 }
 
-Launch PlanReduceScatter(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t row_bytes) {
-  return Plan(shape, "reduce_scatter", "pull", ReductionSuffix(dtype, op), row_bytes);
+Launch PlanAllReduce(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t bytes,
+                     bool multicast) {
+  return Plan(shape, "all_reduce", "two_shot", ReductionSuffix(dtype, op), bytes,
+              multicast && MulticastCombines(dtype, op) ? bytes * shape.ranks : 0);
 }
 
-Launch PlanMove(const ArenaShape& shape, Move move, uint64_t bytes) {
+Launch PlanReduceScatter(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t row_bytes,
+                         bool multicast) {
+  return Plan(
+      shape, "reduce_scatter", "pull", ReductionSuffix(dtype, op), row_bytes,
+      multicast && MulticastCombines(dtype, op) ? row_bytes * shape.ranks * shape.ranks : 0);
+}
+
+Launch PlanMove(const ArenaShape& shape, Move move, uint64_t bytes, bool multicast) {
   switch (move) {
     case Move::kAllGather:
-      return Plan(shape, "all_gather", "push", "", bytes);
+      return Plan(shape, "all_gather", "push", "", bytes,
+                  multicast ? bytes * shape.ranks * shape.ranks : 0);
     case Move::kAllToAll:
-      return Plan(shape, "all_to_all", "push", "", bytes);
+      return Plan(shape, "all_to_all", "push", "", bytes, 0);
     case Move::kPermute:
-      return Plan(shape, "permute", "push", "", bytes);
+      return Plan(shape, "permute", "push", "", bytes, 0);
     case Move::kBroadcast:
-      return Plan(shape, "broadcast", "push", "", bytes);
+      return Plan(shape, "broadcast", "push", "", bytes, 0);
   }
   return {};
 }
 
-Result<Launch> PlanRaggedAllToAll(const ArenaShape& shape, size_t index_bytes, uint64_t slices,
-                                  uint64_t bytes) {
-  const uint64_t region = shape.bulk_bytes / shape.ranks;
-  // Behind the table there is room for rows, or nothing would ever arrive.
-  const uint64_t most = (region - kLineBytes - sizeof(RaggedTable)) / sizeof(RaggedEntry);
-  if (slices > most || RaggedTableBytes(static_cast<uint32_t>(slices)) + kLineBytes > region) {
-    return Status(Code::kUnimplemented,
-                  StrCat("ragged_all_to_all with ", slices, " slices from each of ", shape.ranks,
-                         " ranks to each: at most ", most, " fit into an arena on GPUs"));
+Result<Launch> PlanRaggedAllToAll(const ArenaShape& shape, DType metadata, uint32_t slices,
+                                  uint64_t input_bytes) {
+  if (metadata != DType::kInt32 && metadata != DType::kInt64) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("ragged_all_to_all: offsets and sizes are ", DTypeName(metadata),
+                         ", but must be int32 or int64"));
   }
-  return Launch{index_bytes == 4 ? "jaxfabric_ragged_all_to_all_push_int32"
-                                 : "jaxfabric_ragged_all_to_all_push_int64",
-                Blocks(bytes, kBulkBytesPerBlock, shape.lanes)};
+  const uint64_t region = shape.bulk_bytes / shape.ranks;
+  if (RaggedTableBytes(slices) + kLineBytes > region) {
+    const uint64_t entries = region < 2 * kLineBytes ? 0
+                                                     : region / kLineBytes * kLineBytes -
+                                                           kLineBytes - sizeof(RaggedTable);
+    return Status(Code::kInvalidArgument,
+                  StrCat("ragged_all_to_all: ", slices, " slices from each rank to each, but for ",
+                         shape.ranks, " ranks the communicator's memory holds tables of ",
+                         entries / sizeof(RaggedEntry), "; use fewer, or give it more memory"));
+  }
+  return Launch{StrCat("jaxfabric_ragged_all_to_all_push_", DTypeName(metadata)),
+                Blocks(input_bytes, kBulkBytesPerBlock, shape.lanes)};
+}
+
+Result<Launch> PlanAllReduceRmsNorm(const ArenaShape& shape, DType dtype, uint64_t rows,
+                                    uint64_t hidden) {
+  if (dtype != DType::kFloat32 && dtype != DType::kFloat16 && dtype != DType::kBfloat16) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("all_reduce_rms_norm: the array is ", DTypeName(dtype),
+                         ", but must be float32, float16 or bfloat16"));
+  }
+  const uint64_t size = DTypeSize(dtype);
+  if (hidden == 0 || hidden > shape.bulk_bytes / size || hidden * size % sizeof(Packet) != 0) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("all_reduce_rms_norm: rows have ", hidden, " elements of ",
+                         DTypeName(dtype), ", but must have a multiple of ", sizeof(Packet) / size,
+                         ", at least one and at most ", shape.bulk_bytes / size));
+  }
+  const uint64_t row_bytes = hidden * size;
+  // Whole rows in every lane, one each if there are lanes enough.
+  const auto blocks = static_cast<uint32_t>(std::clamp<uint64_t>(rows, 1, shape.lanes));
+  const uint64_t rows_in_lane = rows / blocks + (rows % blocks != 0);
+  const bool packets = rows_in_lane <= shape.packet_bytes / row_bytes &&
+                       rows * row_bytes * (shape.ranks - 1) <= kPacketsLimit;
+  return Launch{StrCat("jaxfabric_all_reduce_rms_norm_", packets ? "packets" : "two_shot", "_",
+                       DTypeName(dtype)),
+                blocks};
 }
 
 Launch PlanBarrier() { return {"jaxfabric_barrier", 1}; }
@@ -121,8 +182,9 @@ Result<ArenaShape> ShapeArena(uint32_t ranks, uint32_t lanes, uint64_t bytes) {
     const uint64_t fixed = shape.CellsOffset(shape.lanes, 0);
     if (bytes <= fixed) continue;
     const uint64_t half = (bytes - fixed) / 2;
-    const uint64_t packets = std::min(half / (uint64_t{shape.lanes} * 4 * ranks),
-                                      kPacketsLimit / std::max(ranks - 1, 1u) / shape.lanes + 64);
+    const uint64_t used = kPacketsLimit / std::max(ranks - 1, 1u) / shape.lanes + 64;
+    const uint64_t packets =
+        std::min(half / (uint64_t{shape.lanes} * 4 * ranks), std::max(used, kRowBytes));
     shape.packet_bytes = round_down(packets, kLineBytes / 2);
     shape.bulk_bytes = round_down(std::min<uint64_t>(half / (uint64_t{shape.lanes} * 2), 128 << 10),
                                   kLineBytes * ranks);

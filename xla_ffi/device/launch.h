@@ -26,19 +26,30 @@ struct Element {
 };
 Element KernelElement(DType dtype, ReduceOp op);
 
+// Whether the switch can combine it, with the result's meaning (sums of floats in another order).
+bool MulticastCombines(DType dtype, ReduceOp op);
+
 // The arrays are those of one rank: all of x (all_reduce), a row of x (reduce_scatter). Requires
-// CheckReducible(dtype, op).
-Launch PlanAllReduce(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t bytes);
-Launch PlanReduceScatter(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t row_bytes);
+// CheckReducible(dtype, op). `multicast`: the communicator has such memory and may use it.
+Launch PlanAllReduce(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t bytes,
+                     bool multicast = false);
+Launch PlanReduceScatter(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t row_bytes,
+                         bool multicast = false);
 
 enum class Move { kAllGather, kAllToAll, kPermute, kBroadcast };
 // `bytes` go from each sender to each receiver.
-Launch PlanMove(const ArenaShape& shape, Move move, uint64_t bytes);
+Launch PlanMove(const ArenaShape& shape, Move move, uint64_t bytes, bool multicast = false);
 Launch PlanBarrier();
-// `bytes`: the larger of the input and the output. Offsets and sizes are int32 or int64. An error
-// if the tables of so many slices from each rank to each do not fit into the arenas.
-Result<Launch> PlanRaggedAllToAll(const ArenaShape& shape, size_t index_bytes, uint64_t slices,
-                                  uint64_t bytes);
+
+// `slices` from each rank to each, whose sizes only the device knows: the input's bytes stand for
+// them. kInvalidArgument where the areas do not hold the table of that many slices.
+Result<Launch> PlanRaggedAllToAll(const ArenaShape& shape, DType metadata, uint32_t slices,
+                                  uint64_t input_bytes);
+
+// Rows of `hidden` elements of float32, float16 or bfloat16. kInvalidArgument for other types, and
+// for rows that are too long for a lane.
+Result<Launch> PlanAllReduceRmsNorm(const ArenaShape& shape, DType dtype, uint64_t rows,
+                                    uint64_t hidden);
 
 // The shape of an arena for so many ranks on GPUs that can run `lanes` blocks of every rank at
 // once, within `bytes`; an error if there is no room for the smallest.

@@ -141,6 +141,20 @@ struct MoveArguments {
   uint64_t bytes;
 };
 
+// The arguments of all_reduce_rms_norm. Rows are multiples of 16 bytes.
+struct RmsNormArguments {
+  Communicator communicator;
+  uint32_t header;
+  uint32_t hidden;       // elements of a row
+  const void* input;     // [rows, hidden], of which the ranks' sum is meant
+  const void* residual;  // [rows, hidden], the same on all ranks
+  const void* weight;    // [hidden]
+  void* output;          // [rows, hidden]
+  void* new_residual;    // [rows, hidden]; may be the residual
+  uint64_t rows;
+  float epsilon;
+};
+
 // The arguments of ragged_all_to_all: rank i gets the slices number i * slices and following. The
 // four arrays have ranks * slices elements, int32 or int64 by the kernel.
 struct RaggedArguments {

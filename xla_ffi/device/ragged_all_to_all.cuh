@@ -15,7 +15,7 @@
 namespace jaxfabric::device {
 
 // Cuts bytes [begin, end) of slices that lie one behind the other: visit(slice, first byte of it,
-// how many bytes, bytes since `begin`). rows(i): of slice i.
+// how many bytes, bytes since `begin`). rows(i): of slice i. Less than 4 GiB at once.
 template <class Rows, class Visit>
 JF_DEVICE void ForEachPiece(uint32_t slices, uint64_t row_bytes, uint64_t begin, uint64_t end,
                             Rows rows, Visit visit) {
@@ -23,7 +23,9 @@ JF_DEVICE void ForEachPiece(uint32_t slices, uint64_t row_bytes, uint64_t begin,
   for (uint32_t i = 0; i < slices && start < end; ++i) {
     const uint64_t stop = start + rows(i) * row_bytes;
     const uint64_t from = begin < start ? start : begin, to = stop < end ? stop : end;
-    if (from < to) visit(i, from - start, to - from, from - begin);
+    if (from < to) {
+      visit(i, from - start, static_cast<uint32_t>(to - from), static_cast<uint32_t>(from - begin));
+    }
     start = stop;
   }
 }
@@ -174,7 +176,7 @@ class RaggedCall {
       ForEachPiece(
           a_.slices, a_.row_bytes, begin, end,
           [&](uint32_t i) { return static_cast<uint64_t>(At(a_.send_sizes, peer, i)); },
-          [&](uint32_t i, uint64_t first, uint64_t bytes, uint64_t at) {
+          [&](uint32_t i, uint64_t first, uint32_t bytes, uint32_t at) {
             std::byte* to = step == 0 ? Output(At(a_.output_offsets, peer, i)) + first
                                       : Rows(peer, lane_.rank()) + at;
             CopyBlock(to, Input(At(a_.input_offsets, peer, i)) + first, bytes);
@@ -194,7 +196,7 @@ class RaggedCall {
       ForEachPiece(
           a_.slices, a_.row_bytes, begin, end,
           [&](uint32_t i) { return static_cast<uint64_t>(entries[i].rows); },
-          [&](uint32_t i, uint64_t first, uint64_t bytes, uint64_t at) {
+          [&](uint32_t i, uint64_t first, uint32_t bytes, uint32_t at) {
             CopyBlock(Output(entries[i].offset) + first, from + at, bytes);
           });
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -18,15 +19,25 @@
 #include "device/launch.h"
 #include "device/layout.h"
 #include "drivers/cuda/fake/grid.h"
+#include "drivers/cuda/fake/multicast.h"
 
 namespace jaxfabric::device {
+
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+
+// How often a test tries: under the thread sanitizer a fibre costs as much as a thread.
+constexpr int Rounds(int usual) { return kThreadSanitizer ? (usual + 9) / 10 : usual; }
 
 inline const EmulatedKernel& FindKernel(const std::string& name) {
   static const auto* table = [] {
     auto* kernels = new std::map<std::string, EmulatedKernel>();
-    for (auto list :
-         {AllGatherKernels(), AllReduceKernels(), AllToAllKernels(), BarrierKernels(),
-          BroadcastKernels(), PermuteKernels(), RaggedAllToAllKernels(), ReduceScatterKernels()}) {
+    for (auto list : {AllGatherKernels(), AllReduceKernels(), AllReduceRmsNormKernels(),
+                      AllToAllKernels(), BarrierKernels(), BroadcastKernels(), MulticastKernels(),
+                      PermuteKernels(), RaggedAllToAllKernels(), ReduceScatterKernels()}) {
       for (const EmulatedKernel& kernel : list) kernels->emplace(kernel.name, kernel);
     }
     return kernels;
@@ -81,6 +92,22 @@ class Cluster {
     }
   }
 
+  ~Cluster() {
+    if (multicast_ == nullptr) return;
+    emulation::UnregisterMulticast(multicast_);
+    ::munmap(multicast_, shape_.Bytes());
+  }
+  // An address that stands for all arenas.
+  void EnableMulticast() {
+    void* address = ::mmap(nullptr, shape_.Bytes(), PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ASSERT_NE(address, MAP_FAILED);
+    multicast_ = static_cast<std::byte*>(address);
+    std::vector<std::byte*> members;
+    for (const auto& arena : arenas_) members.push_back(arena.get());
+    emulation::RegisterMulticast(multicast_, shape_.Bytes(), members);
+  }
+
   uint32_t ranks() const { return shape_.ranks; }
   const ArenaShape& shape() const { return shape_; }
   std::byte* arena(uint32_t rank) { return arenas_[rank].get(); }
@@ -95,6 +122,7 @@ class Cluster {
     view.wait_milliseconds = wait_milliseconds;
     view.fault = faults_[rank].get();
     view.control = controls_[rank].get();
+    view.multicast = multicast_;
     for (uint32_t peer = 0; peer < ranks(); ++peer) view.arena[peer] = arena(peer);
     return view;
   }
@@ -150,6 +178,7 @@ class Cluster {
 
  private:
   ArenaShape shape_;
+  std::byte* multicast_ = nullptr;
   std::map<uint32_t, uint64_t> launched_;
   std::vector<std::unique_ptr<std::byte, decltype(&std::free)>> arenas_;
   std::vector<std::unique_ptr<FaultRecord>> faults_;

@@ -4,11 +4,6 @@
 namespace jaxfabric::device {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
 constexpr uint64_t kSecond = 1'000'000'000;
 // Enough for everything that can happen in these tests to have happened.
 constexpr uint64_t kTurns = 400'000;
@@ -24,8 +19,8 @@ MixedCall LongCall(std::mt19937_64& random, const ArenaShape& shape, const std::
 }
 
 TEST_P(LaneFault, WhoIsInAnotherCallFailsAllAtOnce) {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
-    std::mt19937_64 random(seed);
+  for (int seed = 0; seed < Rounds(60); ++seed) {
+    std::mt19937_64 random(static_cast<uint64_t>(seed));
     const auto ranks = static_cast<uint32_t>(2 + seed % 4);
     const ArenaShape shape{ranks, 3, 128, kLineBytes * ranks};
     Cluster cluster(shape, random());
@@ -64,8 +59,8 @@ TEST_P(LaneFault, WhoIsInAnotherCallFailsAllAtOnce) {
 }
 
 TEST_P(LaneFault, WhoIsDeadIsNamedAfterTheDeadline) {
-  for (uint64_t seed = 0; seed < 10; ++seed) {
-    std::mt19937_64 random(seed);
+  for (int seed = 0; seed < Rounds(10); ++seed) {
+    std::mt19937_64 random(static_cast<uint64_t>(seed));
     const ArenaShape shape{4, 2, 128, kLineBytes * 4};
     Cluster cluster(shape, random());
     const auto dead = static_cast<uint32_t>(random() % 4);
@@ -104,8 +99,8 @@ TEST_P(LaneFault, WhoIsDeadIsNamedAfterTheDeadline) {
 
 TEST_P(LaneFault, WhoDiesInTheMiddleIsAtTheEndOfEveryChain) {
   uint32_t failed = 0;
-  for (uint64_t seed = 0; seed < 30; ++seed) {
-    std::mt19937_64 random(seed);
+  for (int seed = 0; seed < Rounds(30); ++seed) {
+    std::mt19937_64 random(static_cast<uint64_t>(seed));
     const ArenaShape shape{4, 2, 128, kLineBytes * 4};
     Cluster cluster(shape, random());
     const auto dead = static_cast<uint32_t>(random() % 4);
@@ -136,7 +131,9 @@ TEST_P(LaneFault, WhoDiesInTheMiddleIsAtTheEndOfEveryChain) {
       EXPECT_EQ(named, dead);
     }
   }
-  EXPECT_GT(failed, 0u);
+  if (!kThreadSanitizer) {
+    EXPECT_GT(failed, 0u);
+  }
 }
 
 TEST_P(LaneFault, WhoIsSlowIsWaitedFor) {
@@ -195,9 +192,9 @@ INSTANTIATE_TEST_SUITE_P(All, LaneFault, testing::ValuesIn(MixedKernels()),
                          [](const auto& tested) { return tested.param; });
 
 TEST(LaneRecord, IsWholeWhenItsKindIsSetAndIsWrittenOnce) {
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  for (int seed = 0; seed < Rounds(20); ++seed) {
     const ArenaShape shape{3, 3, 128, kLineBytes * 3};
-    Cluster cluster(shape, seed);
+    Cluster cluster(shape, static_cast<uint64_t>(seed));
     cluster.wait_milliseconds = 0;  // all threads and lanes fail at once
     MixedCall call{"all_reduce_packets_sum_uint8", 3, 3, 6, 300, 9, 0, 0, 0};
     MixedRanks all(cluster);

@@ -59,9 +59,10 @@ TEST_P(MoveKernels, MoveEveryByte) {
   const bool packets = GetParam().ends_with("packets");
   const std::string kernel = op == "barrier" ? "jaxfabric_barrier" : "jaxfabric_" + GetParam();
   std::mt19937_64 random(std::hash<std::string>()(kernel));
-  for (int round = 0; round < 80; ++round) {
+  for (int round = 0; round < Rounds(80); ++round) {
     const uint32_t ranks = 1 + static_cast<uint32_t>(round) % 8;
     Cluster cluster({ranks, 3, 128, kLineBytes * ranks}, random());
+    if (GetParam().ends_with("multicast")) cluster.EnableMulticast();
     const auto blocks = static_cast<uint32_t>(1 + random() % 3);
     const auto threads = static_cast<uint32_t>(1 + random() % 24);
     const bool in_place = random() % 2 == 0;
@@ -104,9 +105,9 @@ TEST_P(MoveKernels, MoveEveryByte) {
 
 INSTANTIATE_TEST_SUITE_P(All, MoveKernels,
                          testing::Values("all_gather_packets", "all_gather_push",
-                                         "all_to_all_packets", "all_to_all_push", "permute_packets",
-                                         "permute_push", "broadcast_packets", "broadcast_push",
-                                         "barrier_push"),
+                                         "all_gather_multicast", "all_to_all_packets",
+                                         "all_to_all_push", "permute_packets", "permute_push",
+                                         "broadcast_packets", "broadcast_push", "barrier_push"),
                          [](const auto& tested) { return tested.param; });
 
 }  // namespace

@@ -119,7 +119,7 @@ TYPED_TEST_SUITE(RaggedKernels, Indices);
 
 TYPED_TEST(RaggedKernels, PutRowsWhereTheirSendersWantThem) {
   std::mt19937_64 random(sizeof(TypeParam));
-  for (int round = 0; round < 120; ++round) {
+  for (int round = 0; round < Rounds(120); ++round) {
     const uint32_t ranks = 1 + static_cast<uint32_t>(round) % 8;
     const auto slices = static_cast<uint32_t>(1 + random() % 4);
     Cluster cluster(TestFixture::ShapeFor(ranks), random());
@@ -146,7 +146,7 @@ TYPED_TEST(RaggedKernels, PutRowsWhereTheirSendersWantThem) {
 TYPED_TEST(RaggedKernels, FailOnAllRanksWhereArraysDoNotFit) {
   std::mt19937_64 random(sizeof(TypeParam) + 1);
   enum Mistake { kInputOffset, kNegativeSize, kTooMany, kOutputOffset, kNegativeOffset, kRecvSize };
-  for (int round = 0; round < 120; ++round) {
+  for (int round = 0; round < Rounds(120); ++round) {
     const auto ranks = static_cast<uint32_t>(1 + random() % 5);
     const uint32_t slices = 2;
     Cluster cluster(TestFixture::ShapeFor(ranks), random());

@@ -59,11 +59,14 @@ using Parameter = std::tuple<std::string, ReduceOp, DType>;
 
 std::vector<Parameter> Parameters() {
   std::vector<Parameter> all;
-  for (const char* family : {"all_reduce_packets", "all_reduce_two_shot", "reduce_scatter_packets",
-                             "reduce_scatter_pull"}) {
+  for (const char* family :
+       {"all_reduce_packets", "all_reduce_two_shot", "all_reduce_multicast",
+        "reduce_scatter_packets", "reduce_scatter_pull", "reduce_scatter_multicast"}) {
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
       for (DType dtype : AllDTypes()) {
-        if (CheckReducible(dtype, op).ok()) all.emplace_back(family, op, dtype);
+        if (!CheckReducible(dtype, op).ok()) continue;
+        if (std::string(family).ends_with("multicast") && !MulticastCombines(dtype, op)) continue;
+        all.emplace_back(family, op, dtype);
       }
     }
   }
@@ -82,10 +85,11 @@ TEST_P(ReduceKernels, GiveTheBitsOfTheCpu) {
   const bool packets = family.ends_with("packets");
   const std::string kernel = StrCat("jaxfabric_", family, SuffixOf(op, dtype));
   std::mt19937_64 random(std::hash<std::string>()(kernel));
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 2 + Rounds(10); ++round) {
     const auto ranks = static_cast<uint32_t>(round == 0 ? 2 : 1 + random() % 8);
     const ArenaShape shape{ranks, 3, 128, kLineBytes * ranks};
     Cluster cluster(shape, random());
+    if (family.ends_with("multicast")) cluster.EnableMulticast();
     const auto blocks = static_cast<uint32_t>(1 + random() % 3);
     const auto threads = static_cast<uint32_t>(1 + random() % 24);
     const bool in_place = random() % 2 == 0;
