@@ -120,7 +120,7 @@ Vector LoadReduce(const Vector* address) {
   };
   const emulation::MulticastTargets members = emulation::MulticastMembers(address);
   if (members.empty()) emulation::Trap("multimem: no memory at this address");
-  typename Codec::Accumulator sum[kElements];
+  typename Codec::Accumulator sum[kElements] = {};
   bool first = true;
   for (const std::byte* member : members) {
     const auto element = std::bit_cast<Elements>(*reinterpret_cast<const Vector*>(member));

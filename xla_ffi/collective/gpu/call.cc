@@ -132,9 +132,11 @@ Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
   device::Launch launch;
   if (spec_.kind == OpKind::kRaggedAllToAll) {
     const RaggedSizes& sizes = buffers.ragged_sizes;
-    JF_ASSIGN_OR_RETURN(
-        launch, device::PlanRaggedAllToAll(shape, sizes.index_bytes, sizes.slices / ranks.size(),
-                                           std::max(buffers.input_bytes, buffers.output_bytes)));
+    const DType metadata = sizes.index_bytes == 4 ? DType::kInt32 : DType::kInt64;
+    const auto slices = static_cast<uint32_t>(sizes.slices / ranks.size());
+    auto planned = device::PlanRaggedAllToAll(shape, metadata, slices, buffers.input_bytes);
+    if (!planned.ok()) return planned.status().WithContext(spec_.label);
+    launch = *std::move(planned);
   } else if (Reduces(spec_.kind)) {
     const uint64_t bytes = buffers.output_bytes;
     launch = spec_.kind == OpKind::kAllReduce

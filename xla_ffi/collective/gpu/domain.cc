@@ -266,10 +266,9 @@ Status GpuDomain::AwaitArenas(std::unique_lock<std::mutex>& lock, const GroupKey
     const Status failed(
         gone == late.end() ? Code::kDeadlineExceeded : Code::kUnavailable,
         gone == late.end()
-            ? StrCat(Name(rank), " waited ", options_.deadline, " s in ", call,
-                     " for ", Name(culprit), ", which is in ", Ask(culprit, 0))
-            : StrCat(Name(culprit), " has ended, and ",
-                     Name(rank), " waits for it in ", call));
+            ? StrCat(Name(rank), " waited ", options_.deadline, " s in ", call, " for ",
+                     Name(culprit), ", which is in ", Ask(culprit, 0))
+            : StrCat(Name(culprit), " has ended, and ", Name(rank), " waits for it in ", call));
     uplink_.fail(failed);
     lock.lock();
     return failed;

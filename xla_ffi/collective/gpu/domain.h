@@ -164,7 +164,8 @@ class GpuDomain {
   // What a rank is doing: the call with this header, or the last one it launched if that is 0.
   std::string Ask(int64_t rank, uint32_t header);
   std::string CallOf(int64_t rank, uint32_t header) const;
-  // "rank 3 (a GPU of process 1, pid 4242 on host)". Ranks here are numbered apart from CPU devices.
+  // "rank 3 (a GPU of process 1, pid 4242 on host)". Ranks here are numbered apart from CPU
+  // devices.
   std::string Name(int64_t rank) const;
 
   const int process_;

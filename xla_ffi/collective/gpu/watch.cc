@@ -109,7 +109,8 @@ std::string GpuDomain::CallOf(int64_t rank, uint32_t header) const {
 
 std::string GpuDomain::Name(int64_t rank) const {
   // Complete since Start(), but for `gone`.
-  return StrCat("rank ", rank, " (a GPU of ", uplink_.describe_process(known_.at(rank).process), ")");
+  return StrCat("rank ", rank, " (a GPU of ", uplink_.describe_process(known_.at(rank).process),
+                ")");
 }
 
 std::string GpuDomain::Ask(int64_t rank, uint32_t header) {

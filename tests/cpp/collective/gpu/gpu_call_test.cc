@@ -10,47 +10,6 @@
 namespace jaxfabric::testing {
 namespace {
 
-using CallPointer = std::unique_ptr<GpuCall>;
-
-CallPointer MakeCall(const Problem& problem, const std::vector<int64_t>& ids, uint64_t site) {
-  return std::make_unique<GpuCall>(problem.Spec(ids, site), GpuCall::Slot::kInOrder);
-}
-
-// The ranks of one forked process, each on a thread: body(rank, position) returns what went wrong.
-struct GpuProcess {
-  Shape shape;
-  std::unique_ptr<Machine> machine;
-  std::shared_ptr<Fabric> fabric;
-
-  std::string OnEveryGpu(const std::function<std::string(GpuRank&, int)>& body) {
-    return OnThreads(shape.ranks_each, [&](int local) {
-      GpuRank rank(machine->api(), local);
-      return body(rank, fabric->process() * shape.ranks_each + local);
-    });
-  }
-};
-
-// A job of forked processes with a fake driver each.
-std::string OnGpus(Shape shape, const std::function<std::string(GpuProcess&)>& body,
-                   Machine::Gpus gpus = Machine::Gpus::kOneEach) {
-  auto process = std::make_shared<GpuProcess>();
-  return InForkedProcesses(
-      shape,
-      [&](int number) {
-        process->shape = shape;
-        process->machine = std::make_unique<Machine>(shape, number, gpus);
-        return process->machine->AddTo(TestOptions());
-      },
-      [&](LocalRanks& ranks) {
-        process->fabric = std::shared_ptr<Fabric>(&ranks.fabric(), [](Fabric*) {});
-        SetCurrentFabric(process->fabric);
-        if (process->fabric->gpus() == nullptr) return process->fabric->gpu_reason();
-        const std::string failed = body(*process);
-        SetCurrentFabric(nullptr);
-        return failed;
-      });
-}
-
 class GpuCalls : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(GpuCalls, EveryOpMovesTheRightBytes) {
@@ -230,6 +189,45 @@ TEST(GpuCall, AStreamFollowsTheLast) {
                      });
                    }),
             "");
+}
+
+// A call in two halves runs beside the stream, and its end is what the second half waits for.
+TEST(GpuCall, StartedCallsRunBesideTheStream) {
+  const Shape shape{2, 1};
+  const auto body = [&](GpuProcess& process) {
+    std::vector<Problem> problems = GpuProblems(2);
+    std::erase_if(problems, [](const Problem& p) {
+      return p.kind == OpKind::kRaggedAllToAll || p.kind == OpKind::kBarrier;
+    });
+    const Problem between{OpKind::kAllReduce, DType::kFloat32, 9, 2, ReduceOp::kSum, {}, 0};
+    std::vector<CallPointer> calls;
+    for (size_t i = 0; i < problems.size(); ++i) {
+      calls.push_back(MakeCall(problems[i], shape.Ids(), 100 + i, GpuCall::Slot::kStarted));
+    }
+    const CallPointer other = MakeCall(between, shape.Ids(), 99);
+    return process.OnEveryGpu([&](GpuRank& rank, int position) {
+      std::string failed;
+      for (int data = 0; data < 3; ++data) {
+        std::vector<GpuRank::Execution> executions;
+        for (size_t i = 0; i < calls.size(); ++i) {
+          executions.push_back(rank.Make(problems[i], position, data));
+          failed += Text(calls[i]->Start(rank.ordinal(), rank.stream(), executions[i].buffers));
+        }
+        failed += RunOnGpu(*other, rank, between, position, data);
+        for (size_t i = calls.size(); i-- > 0;) {
+          failed += Text(process.fabric->gpus()->Finish(rank.ordinal(), rank.stream(), 100 + i));
+        }
+        failed += rank.Synchronize();
+        for (size_t i = 0; i < calls.size(); ++i) {
+          failed += rank.Check(executions[i], problems[i], position, data);
+          rank.Free(executions[i]);
+        }
+      }
+      const Status twice = process.fabric->gpus()->Finish(rank.ordinal(), rank.stream(), 100);
+      return failed + (twice.code() == Code::kFailedPrecondition ? "" : "finished twice");
+    });
+  };
+  EXPECT_EQ(OnGpus(shape, body), "");
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "collective/call_site.h"
+
 namespace jaxfabric::testing {
 namespace {
 
@@ -67,6 +69,15 @@ GpuRank::Execution GpuRank::Make(const Problem& problem, int position, int data)
   buffers.input_bytes = problem.input_bytes();
   buffers.output_bytes = problem.output_bytes();
   buffers.dtype = problem.dtype;
+  if (problem.kind == OpKind::kRaggedAllToAll) {
+    buffers.ragged_sizes = problem.Ragged();
+    const size_t bytes = buffers.ragged_sizes.slices * sizeof(int64_t);
+    JF_CHECK(api_.cuMemAlloc(&execution.slices, 4 * bytes) == cuda::CUDA_SUCCESS);
+    const auto array = [&](size_t i) {
+      return reinterpret_cast<const int64_t*>(execution.slices + i * bytes);
+    };
+    buffers.ragged = {buffers.output, array(0), array(1), array(2), array(3)};
+  }
   Fill(execution, problem, position, data);
   return execution;
 }
@@ -75,9 +86,19 @@ void GpuRank::Fill(const Execution& execution, const Problem& problem, int posit
   const cuda::ScopedContext current(api_, context());
   const Bytes input = problem.Input(position, data);
   JF_CHECK(api_.cuMemcpyHtoD(execution.input, input.data(), input.size()) == cuda::CUDA_SUCCESS);
-  const Bytes garbage(problem.output_bytes(), std::byte{0xa5});
-  JF_CHECK(api_.cuMemcpyHtoD(execution.output, garbage.data(), garbage.size()) ==
-           cuda::CUDA_SUCCESS);
+  Bytes before(problem.output_bytes(), std::byte{0xa5});
+  if (problem.kind == OpKind::kRaggedAllToAll) {
+    before = problem.Initial(position, data);
+    const Slices slices = problem.SlicesOf(position, data);
+    cuda::CUdeviceptr at = execution.slices;
+    for (const auto* values :
+         {&slices.input_offsets, &slices.send_sizes, &slices.output_offsets, &slices.recv_sizes}) {
+      const size_t bytes = values->size() * sizeof(int64_t);
+      JF_CHECK(api_.cuMemcpyHtoD(at, values->data(), bytes) == cuda::CUDA_SUCCESS);
+      at += bytes;
+    }
+  }
+  JF_CHECK(api_.cuMemcpyHtoD(execution.output, before.data(), before.size()) == cuda::CUDA_SUCCESS);
 }
 
 std::string GpuRank::Check(const Execution& execution, const Problem& problem, int position,
@@ -95,6 +116,7 @@ void GpuRank::Free(const Execution& execution) {
   const cuda::ScopedContext current(api_, context());
   (void)api_.cuMemFree(execution.input);
   (void)api_.cuMemFree(execution.output);
+  if (execution.slices != 0) (void)api_.cuMemFree(execution.slices);
 }
 
 std::string GpuRank::Synchronize() {
@@ -112,13 +134,41 @@ std::string RunOnGpu(GpuCall& call, GpuRank& rank, const Problem& problem, int p
 }
 
 std::vector<Problem> GpuProblems(int ranks) {
-  std::vector<Problem> problems;
-  for (const size_t count : {size_t{5}, size_t{30000}}) {
-    for (const Problem& problem : EveryKind(ranks, count)) {
-      if (problem.kind != OpKind::kRaggedAllToAll) problems.push_back(problem);
-    }
-  }
+  std::vector<Problem> problems = EveryKind(ranks, 5);
+  for (const Problem& large : EveryKind(ranks, 30000)) problems.push_back(large);
   return problems;
+}
+
+CallPointer MakeCall(const Problem& problem, const std::vector<int64_t>& ids, uint64_t site,
+                     GpuCall::Slot slot) {
+  return std::make_unique<GpuCall>(problem.Spec(ids, site), slot);
+}
+
+std::string GpuProcess::OnEveryGpu(const std::function<std::string(GpuRank&, int)>& body) {
+  return OnThreads(shape.ranks_each, [&](int local) {
+    GpuRank rank(machine->api(), local);
+    return body(rank, fabric->process() * shape.ranks_each + local);
+  });
+}
+
+std::string OnGpus(Shape shape, const std::function<std::string(GpuProcess&)>& body,
+                   Machine::Gpus gpus, Options options) {
+  auto process = std::make_shared<GpuProcess>();
+  return InForkedProcesses(
+      shape,
+      [&](int number) {
+        process->shape = shape;
+        process->machine = std::make_unique<Machine>(shape, number, gpus);
+        return process->machine->AddTo(options);
+      },
+      [&](LocalRanks& ranks) {
+        process->fabric = std::shared_ptr<Fabric>(&ranks.fabric(), [](Fabric*) {});
+        SetCurrentFabric(process->fabric);
+        if (process->fabric->gpus() == nullptr) return process->fabric->gpu_reason();
+        const std::string failed = body(*process);
+        SetCurrentFabric(nullptr);
+        return failed;
+      });
 }
 
 }  // namespace jaxfabric::testing

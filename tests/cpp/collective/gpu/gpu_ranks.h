@@ -42,7 +42,7 @@ class GpuRank {
 
   // Memory for one execution of `problem`, filled with the inputs of `data`.
   struct Execution {
-    cuda::CUdeviceptr input = 0, output = 0;
+    cuda::CUdeviceptr input = 0, output = 0, slices = 0;
     Buffers buffers;
   };
   Execution Make(const Problem& problem, int position, int data);
@@ -63,7 +63,25 @@ class GpuRank {
 // Launches `call` once on a rank and checks the result.
 std::string RunOnGpu(GpuCall& call, GpuRank& rank, const Problem& problem, int position, int data);
 
-// Problems of every op that GPUs have, small and large.
+// Problems of every op, small and large.
 std::vector<Problem> GpuProblems(int ranks);
+
+using CallPointer = std::unique_ptr<GpuCall>;
+CallPointer MakeCall(const Problem& problem, const std::vector<int64_t>& ids, uint64_t site,
+                     GpuCall::Slot slot = GpuCall::Slot::kInOrder);
+
+// One process of a job.
+struct GpuProcess {
+  Shape shape;
+  std::unique_ptr<Machine> machine;
+  std::shared_ptr<Fabric> fabric;
+
+  // Every local rank on a thread: body(rank, position) returns what went wrong.
+  std::string OnEveryGpu(const std::function<std::string(GpuRank&, int)>& body);
+};
+
+// A job of forked processes with a fake driver each; returns what went wrong anywhere.
+std::string OnGpus(Shape shape, const std::function<std::string(GpuProcess&)>& body,
+                   Machine::Gpus gpus = Machine::Gpus::kOneEach, Options options = TestOptions());
 
 }  // namespace jaxfabric::testing

@@ -1,0 +1,171 @@
+// What happens on GPUs when ranks disagree, do not come, or end: an error that names them, on all.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "collective/call_site.h"
+#include "collective/gpu/gpu_ranks.h"
+
+namespace jaxfabric::testing {
+namespace {
+
+constexpr Shape kTwo{2, 1};
+
+const Problem kSum{OpKind::kAllReduce, DType::kFloat32, 100, 2, ReduceOp::kSum, {}, 0};
+
+// Waits until the fabric has failed, and says how.
+std::string FailureOf(Fabric& fabric) {
+  const Deadline deadline = Deadline::AfterSeconds(20);
+  while (fabric.failure().ok()) {
+    if (deadline.expired()) return "no failure";
+    std::this_thread::yield();
+  }
+  return fabric.failure().ToString();
+}
+
+// "" if `text` has all of the parts.
+std::string Expect(const std::string& text, const std::vector<std::string>& parts) {
+  std::string missing;
+  for (const std::string& part : parts) {
+    if (text.find(part) == std::string::npos) missing += StrCat("no '", part, "' in: ", text, "\n");
+  }
+  return missing;
+}
+
+// Launches, waits for the stream, and expects that it failed.
+std::string LaunchInVain(GpuCall& call, GpuRank& rank, const Problem& problem, int position) {
+  const auto execution = rank.Make(problem, position, 0);
+  const Status launched = call.Launch(rank.ordinal(), rank.stream(), execution.buffers);
+  // Another thread's kernel may have failed first.
+  if (launched.ok() && rank.Synchronize().empty()) return "the stream has no error";
+  return "";
+}
+
+TEST(GpuFailure, ADifferenceNamesBothCalls) {
+  EXPECT_EQ(
+      OnGpus(
+          kTwo,
+          [&](GpuProcess& process) {
+            return process.OnEveryGpu([&](GpuRank& rank, int position) {
+              Problem problem = kSum;
+              if (position == 1) problem.count = 50;
+              CallSpec spec = problem.Spec(kTwo.Ids(), 70 + position);
+              spec.label = position == 0 ? "psum float32[100]" : "psum float32[50]";
+              SiteRegistry::Get().SetSource(spec.site, "train.py:42");
+              GpuCall call(spec, GpuCall::Slot::kInOrder);
+              std::string failed = LaunchInVain(call, rank, problem, position);
+              failed += Expect(FailureOf(*process.fabric),
+                               {"ranks disagree", "psum float32[100] at train.py:42",
+                                "psum float32[50] at train.py:42", "rank 0 ", "rank 2048"});
+              // And so does what comes next.
+              const auto execution = rank.Make(problem, position, 0);
+              return failed +
+                     Expect(
+                         call.Launch(rank.ordinal(), rank.stream(), execution.buffers).ToString(),
+                         {"ranks disagree"});
+            });
+          }),
+      "");
+}
+
+TEST(GpuFailure, ARankThatDoesNotComeIsNamed) {
+  Options options = TestOptions();
+  options.deadline = 0.5;
+  EXPECT_EQ(OnGpus(
+                kTwo,
+                [&](GpuProcess& process) {
+                  const CallPointer call = MakeCall(kSum, kTwo.Ids(), 7);
+                  return process.OnEveryGpu([&](GpuRank& rank, int position) {
+                    std::string failed = RunOnGpu(*call, rank, kSum, position, 0);
+                    if (position == 0) {
+                      failed += LaunchInVain(*call, rank, kSum, position);
+                    }
+                    return failed + Expect(FailureOf(*process.fabric),
+                                           {"rank 0 (a GPU of process 0", "waited 0.5 s",
+                                            "for rank 2048 (a GPU of process 1",
+                                            "whose last call is all_reduce"});
+                  });
+                },
+                Machine::Gpus::kOneEach, options),
+            "");
+}
+
+TEST(GpuFailure, ARankThatNeverSetsUpIsNamed) {
+  Options options = TestOptions();
+  options.deadline = 0.3;
+  EXPECT_EQ(OnGpus(
+                kTwo,
+                [&](GpuProcess& process) {
+                  return process.OnEveryGpu([&](GpuRank& rank, int position) {
+                    if (position == 1) return Expect(FailureOf(*process.fabric), {"rank 2048"});
+                    const CallPointer call = MakeCall(kSum, kTwo.Ids(), 7);
+                    const auto execution = rank.Make(kSum, position, 0);
+                    return Expect(call->Prepare(rank.ordinal(), execution.buffers).ToString(),
+                                  {"DEADLINE_EXCEEDED", "waited 0.3 s in all_reduce", "rank 2048",
+                                   "which is in no call yet"});
+                  });
+                },
+                Machine::Gpus::kOneEach, options),
+            "");
+}
+
+// Its control socket closes, and the wait ends long before the deadline.
+TEST(GpuFailure, AProcessThatDiesEndsTheWaits) {
+  const std::string failed = OnGpus(kTwo, [&](GpuProcess& process) {
+    const CallPointer call = MakeCall(kSum, kTwo.Ids(), 7);
+    return process.OnEveryGpu([&](GpuRank& rank, int position) {
+      std::string wrong = RunOnGpu(*call, rank, kSum, position, 0);
+      if (position == 1) ::kill(::getpid(), SIGKILL);
+      wrong += LaunchInVain(*call, rank, kSum, position);
+      return wrong + Expect(FailureOf(*process.fabric), {"process 1", "died"});
+    });
+  });
+  EXPECT_EQ(failed.find("process 0:"), std::string::npos) << failed;
+  EXPECT_NE(failed.find("process 1 ended with status 9"), std::string::npos) << failed;
+}
+
+TEST(GpuFailure, GpusThatOneProcessCannotUseAreNobodys) {
+  const Shape shape = kTwo;
+  auto machine = std::make_shared<std::unique_ptr<Machine>>();
+  EXPECT_EQ(InForkedProcesses(
+                shape,
+                [&](int number) {
+                  *machine = std::make_unique<Machine>(shape, number);
+                  if (number == 1) {
+                    (*machine)->driver().FailCall("cuMemCreate", 1, cuda::CUDA_ERROR_OUT_OF_MEMORY);
+                  }
+                  return (*machine)->AddTo(TestOptions());
+                },
+                [&](LocalRanks& ranks) {
+                  Fabric& fabric = ranks.fabric();
+                  if (fabric.gpus() != nullptr) return std::string("they are used");
+                  return Expect(fabric.gpu_reason(), {"CUDA_ERROR_OUT_OF_MEMORY"}) +
+                         (fabric.process() == 0 ? Expect(fabric.gpu_reason(), {"process 1: "})
+                                                : std::string());
+                }),
+            "");
+}
+
+TEST(GpuFailure, APoolThatIsFullSaysSo) {
+  const Shape shape{1, 2};
+  const std::string failed = OnGpus(shape, [&](GpuProcess& process) {
+    return process.OnEveryGpu([&](GpuRank& rank, int position) {
+      std::string wrong;
+      // A communicator for every slot, until nothing is left.
+      for (uint32_t slot = 10; slot < 40 && wrong.empty(); ++slot) {
+        const auto made = process.fabric->gpus()->CommunicatorFor(rank.ordinal(), shape.Ids(), slot,
+                                                                  "psum at train.py:42");
+        if (!made.ok()) wrong = made.status().ToString();
+      }
+      return position == 0 ? wrong : std::string();
+    });
+  });
+  EXPECT_EQ(Expect(failed,
+                   {"RESOURCE_EXHAUSTED", "psum at train.py:42", "raise JAXFABRIC_GPU_POOL_BYTES"}),
+            "");
+}
+
+}  // namespace
+}  // namespace jaxfabric::testing
