@@ -113,7 +113,7 @@ def choose(ctx: Context, call: Call) -> Decision:
 
 
 def _whole_program() -> Decision:
-    equations = _compat.lowered_equations()
+    equations = _compat.lowered_equations(_describers)
     if equations is None:
         return Decision(False, "the program it is in is not known")
     only_fabric = not_worth = None

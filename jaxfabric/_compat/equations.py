@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -120,42 +120,51 @@ def use_from_now_on(values: Mapping[Any, Any], but: Any) -> None:  # noqa: ANN40
     _lowering.changes.append(_Change(values, but))
 
 
-def lowered_equations() -> Iterator[Equation] | None:
-    """The equations of the program that this thread is lowering, inner ones too, in no order.
+def lowered_equations(primitives: Container[Any]) -> Iterator[Equation] | None:
+    """The equations of these primitives in the program that this thread is lowering.
 
-    None if there is no such program, or it is not known.
+    Inner ones too, in no order; what is called twice once. None if there is no such program, or it
+    is not known.
     """
     program = _lowering.program
-    return None if program is None else _equations(getattr(program, "jaxpr", program), {}, ())
+    if program is None:
+        return None
+    return _equations(getattr(program, "jaxpr", program), primitives, {}, (), set())
 
 
 def _equations(
     jaxpr: Any,  # noqa: ANN401
+    primitives: Container[Any],
     sizes: Mapping[Hashable, int],
     automatic: Sequence[Hashable],
+    seen: set[Any],
 ) -> Iterator[Equation]:
     from jax._src import core
 
+    if (key := (id(jaxpr), *sizes.items(), *automatic)) in seen:
+        return
+    seen.add(key)
     for eqn in jaxpr.eqns:
+        if eqn.primitive in primitives:
+            avals_in, avals_out = ([v.aval for v in side] for side in (eqn.invars, eqn.outvars))
+            yield Equation(
+                primitive=eqn.primitive,
+                params=eqn.params,
+                avals_in=avals_in,
+                avals_out=avals_out,
+                sizes=sizes,
+                automatic=automatic,
+                source=source_line(eqn.source_info.traceback),
+                several_platforms=_lowering.several_platforms,
+            )
         inner = sizes, automatic
         if eqn.primitive.name == "shard_map":
             mesh = eqn.params["mesh"]
             manual = {*eqn.params["newly_manual_axes"], *mesh.manual_axes}
             shape = dict(mesh.shape)
             inner = shape, [a for a, size in shape.items() if a not in manual and size > 1]
-        avals_in, avals_out = ([v.aval for v in side] for side in (eqn.invars, eqn.outvars))
-        yield Equation(
-            primitive=eqn.primitive,
-            params=eqn.params,
-            avals_in=avals_in,
-            avals_out=avals_out,
-            sizes=sizes,
-            automatic=automatic,
-            source=source_line(eqn.source_info.traceback),
-            several_platforms=_lowering.several_platforms,
-        )
         for body in core.jaxprs_in_params(eqn.params):
-            yield from _equations(body, *inner)
+            yield from _equations(body, primitives, *inner, seen)
 
 
 def source_line(traceback: Any) -> str:  # noqa: ANN401

@@ -95,14 +95,19 @@ def _version() -> str:
     """A hash of the source of what makes programs: another pass would have made another program."""
     here = pathlib.Path(__file__).parent
     digest = hashlib.sha256()
-    for path in [*sorted(here.glob("*.py")), here.parent / "_emit.py"]:
+    below = (here.parent / name for name in ("_emit.py", "gpu_table.py"))
+    for path in [*sorted(here.glob("*.py")), *below]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _cache_key() -> str:
     # Without a fabric programs are those of XLA.
-    return f"{_NAME}-{_version()}" if runtime.is_initialized() else ""
+    if not runtime.is_initialized():
+        return ""
+    # On GPUs limits decide what becomes of a program: all ranks are to have one made with the same.
+    limits = runtime.settings().gpu_limits if "cuda" in runtime.platforms() else ""
+    return f"{_NAME}-{_version()}-{limits}" if limits else f"{_NAME}-{_version()}"
 
 
 def _callback(on_gpus: bool, data: bytes) -> bytes | None:

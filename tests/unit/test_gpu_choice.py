@@ -199,3 +199,15 @@ def test_every_collective_of_jax_is_known():
     halves = re.compile("_(start|done)$")
     found = {n for n in names if exchange.search(n) and not halves.search(n)}
     assert found <= {*_compat.LAX_COLLECTIVES}
+
+
+def test_what_a_program_calls_often_is_looked_at_once(monkeypatch):
+    looked_at = []
+    described = _program.described
+    monkeypatch.setattr(_program, "described", lambda e: looked_at.append(e.source) or described(e))
+    f = jax.jit(small)
+    for _ in range(8):
+        f = jax.jit(lambda x, f=f: f(x) + f(x))
+    ((runner, _),) = runs(f)
+    assert runner == "jaxfabric"
+    assert len(looked_at) == 1

@@ -108,8 +108,10 @@ def test_the_pass_is_for_gpus_too(core, monkeypatch):
         hlo._compat, "clear_hlo_transformation", lambda name, p: registered.remove(p)
     )
     usable(core)
+    jaxfabric.initialize(gpu_limits="*=1M")
     hlo.install()
     assert registered == ["cpu", "cuda"]
+    assert hlo._cache_key().endswith("-*=1M")
     hlo.uninstall()
     assert registered == []
 
