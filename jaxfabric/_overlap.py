@@ -1,4 +1,4 @@
-"""Keeps what a program does between the halves of a call between them, on GPUs.
+"""On GPUs: keeps calls in order, and between the halves of one what the program has there.
 
 XLA:GPU gives a custom call its place by what it needs and by what saves memory: jaxfabric_done
 right behind its start, or the start right before its done, and nothing overlaps. (There is a field
@@ -6,11 +6,14 @@ by which custom calls say that they want to be early or late; no frontend can se
 between them is tied to both by optimization barriers: what goes into it waits for the start's
 token, and the token that done takes waits for what came out. Barriers last until XLA has ordered
 the program, and cost no copy. Only real work is tied: everything else is free to be fused.
+
+In the same way whole calls of one function or loop are kept in the program's order. A loop, a
+branch or a function with calls of its own comes before the calls that follow it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxfabric import _compat
@@ -25,7 +28,7 @@ _WORK = frozenset(
         *("stablehlo.triangular_solve", "stablehlo.reduce_window", "stablehlo.scatter"),
     }
 )
-_BARRIER = "stablehlo.optimization_barrier"
+_BARRIER, _CALL = "stablehlo.optimization_barrier", "stablehlo.custom_call"
 
 
 def wait_after_the_work_since(ctx: Context, start: ir.Value, token: ir.Value) -> ir.Value:
@@ -65,6 +68,7 @@ def wait_after_the_work_since(ctx: Context, start: ir.Value, token: ir.Value) ->
     barrier = hlo.OptimizationBarrierOp([token, *started, *held])
     token, *others = barrier.results
     latest |= zip(started, others, strict=False)
+    _compat.module_table(ctx, "tied").update(dict.fromkeys(others))
     # Else XLA would see that nothing needs them.
     after = dict(zip(held, others[len(started) :], strict=True))
     _compat.use_from_now_on(after, barrier.operation)
@@ -105,6 +109,41 @@ def in_memory_of_its_own(value: ir.Value) -> ir.Value:
     (`before_start` does so too.)
     """
     return hlo.OptimizationBarrierOp([value]).results[0]
+
+
+def after_the_last_call(ctx: Context, x: ir.Value) -> ir.Value:
+    """Returns the operand of a whole call, which is to come after those that were lowered before.
+
+    XLA orders calls that do not need each other as it likes, and ranks have to agree on an order.
+    """
+    block = ir.InsertionPoint.current.block
+    calls = _compat.module_store(ctx, "last calls")
+    before = next((call for call in calls if call.block == block), None)
+    tied = _compat.module_table(ctx, "tied")
+    operations = [view.operation for view in block.operations]
+    follow: dict[ir.Value, None] = dict.fromkeys(before.results if before else ())
+    for op in operations[operations.index(before) + 1 if before else 0 :]:
+        if _has_calls(ctx, op):
+            follow = dict.fromkeys(op.results)
+        elif any(value in follow for value in op.operands):
+            follow |= dict.fromkeys(op.results)
+    if x in follow:
+        return x
+    free = (v for v in follow if v not in tied and not _is_token(v) and not list(v.uses))
+    if (held := next(filter(_is_array, free), None)) is None:
+        return x
+    barrier = hlo.OptimizationBarrierOp([x, held])
+    x, after = barrier.results
+    tied |= dict.fromkeys(barrier.results)
+    _compat.use_from_now_on({held: after}, barrier.operation)
+    return x
+
+
+def after_call(ctx: Context, result: ir.Value) -> None:
+    """Keeps a whole call for `after_the_last_call`."""
+    call = _maker(result)
+    calls = _compat.module_store(ctx, "last calls")
+    calls[:] = [call, *(other for other in calls if other.block != call.block)]
 
 
 def _begin_after(
@@ -158,21 +197,43 @@ def _is_token(value: ir.Value) -> bool:
 
 
 def _target(op: ir.Operation) -> str:
-    return ir.StringAttr(op.attributes["call_target_name"]).value
+    """What a custom call calls; empty for another operation."""
+    return ir.StringAttr(op.attributes["call_target_name"]).value if op.name == _CALL else ""
 
 
 def _is_a_start(op: ir.Operation) -> bool:
-    return op.name == "stablehlo.custom_call" and _target(op).endswith("_start")
+    return _target(op).endswith("_start")
 
 
 def _is_work(ctx: Context, op: ir.Operation) -> bool:
-    if op.name in _WORK:
-        return op.name != "stablehlo.custom_call" or _target(op) != "Sharding"
-    if op.name != "func.call":
-        return False
-    callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
-    return any(
-        _is_work(ctx, inner.operation)
-        for block in ctx.module_context.symbol_table[callee].body.blocks
-        for inner in block.operations
+    return _contains(ctx, "work", op, lambda op: op.name in _WORK and _target(op) != "Sharding")
+
+
+def _has_calls(ctx: Context, op: ir.Operation) -> bool:
+    """Whether it is a loop, a branch or a call of a function with calls of the fabric."""
+    return op.name != _CALL and _contains(
+        ctx, "calls", op, lambda op: _target(op).startswith("jaxfabric_")
     )
+
+
+def _contains(
+    ctx: Context, what: str, op: ir.Operation, wanted: Callable[[ir.Operation], bool]
+) -> bool:
+    """Whether an operation is wanted, or has one inside that is, or calls a function with one."""
+    if wanted(op):
+        return True
+    if op.name != "func.call":
+        return any(_contains(ctx, what, inner, wanted) for inner in _inside(op))
+    known = _compat.module_table(ctx, f"functions with {what}")
+    name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+    if name not in known:
+        function = ctx.module_context.symbol_table[name].operation
+        known[name] = any(_contains(ctx, what, inner, wanted) for inner in _inside(function))
+    return known[name]
+
+
+def _inside(op: ir.Operation) -> Iterator[ir.Operation]:
+    for region in op.regions:
+        for block in region:
+            for view in block.operations:
+                yield view.operation

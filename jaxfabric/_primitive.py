@@ -30,7 +30,9 @@ from jaxfabric._dtypes import NATIVE_DTYPES, check_movable, pack, unpack
 from jaxfabric._emit import HANDLE, TOKEN, call_fabric, label, mesh_positions, note
 from jaxfabric._groups import Axes, Groups, Split, communicator_size
 from jaxfabric._overlap import (
+    after_call,
     after_start,
+    after_the_last_call,
     before_start,
     in_memory_of_its_own,
     wait_after_the_work_since,
@@ -296,8 +298,8 @@ class Collective:
         packed, x = pack(ctx, aval, x)
         got = out.update(dtype=packed.dtype)
         handles = [got, TOKEN] if on_gpus else [HANDLE]
-        if on_gpus and halves:
-            x = before_start(ctx, x)
+        if on_gpus:
+            x = before_start(ctx, x) if halves else after_the_last_call(ctx, x)
         (y, *token), site = call_fabric(
             ctx.replace(avals_in=[packed], avals_out=handles if halves else [got]),
             [x],
@@ -314,6 +316,8 @@ class Collective:
 
         if on_gpus and halves:
             after_start(ctx, *token)
+        elif on_gpus:
+            after_call(ctx, y)
 
         def finish(ctx: Context, y: ir.Value) -> ir.Value:
             if on_gpus and halves:

@@ -25,6 +25,7 @@ from jaxfabric._groups import (
     as_groups,
     communicator_size,
 )
+from jaxfabric._overlap import after_call, after_the_last_call
 from jaxfabric._primitive import (
     Aval,
     Context,
@@ -220,6 +221,8 @@ def _emit(
         else hlo.convert(mlir.aval_to_ir_type(ctx.module_context, aval), array)
         for aval, have, array in zip(wide, metadata, operands[2:], strict=True)
     )
+    if on_gpus:
+        x = after_the_last_call(ctx, x)
     (result,), _ = call_fabric(
         ctx.replace(avals_in=[packed, initial, *wide], avals_out=[out.update(dtype=packed.dtype)]),
         [x, y, *arrays],
@@ -233,6 +236,8 @@ def _emit(
         # The result begins as the output.
         operand_output_aliases={1: 0},
     )
+    if on_gpus:
+        after_call(ctx, result)
     return [lower_with_sharding_in_types(ctx, unpack(ctx, result, out), out)]
 
 

@@ -58,6 +58,11 @@ def several(lax, x):
     return x
 
 
+def independent(lax, x):
+    """Which XLA would run in another order."""
+    return x + sum(lax.psum(jnp.sin(x * k)[:, : 8 * k], "x").sum() for k in range(1, 6))
+
+
 def work(x):
     return jnp.tanh(x @ jnp.ones((512, 4096), x.dtype)) @ jnp.ones((4096, 512), x.dtype)
 
@@ -98,6 +103,7 @@ CALLS = {
     ),
     "loop": loop,
     "several": several,
+    "independent": independent,
 }
 # Those that XLA's calls are not compared with.
 MORE = {

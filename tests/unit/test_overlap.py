@@ -31,9 +31,10 @@ def operations(f):
     per_rank = model.per_rank(f, model.grid({"i": 2, "j": 4}), check_vma=False)
     text = jax.jit(per_rank).trace(X).lower(lowering_platforms=("cuda",)).as_text()
     found = []
-    for line in text.splitlines():
+    # Names are those of one function.
+    for line in text.split("func.func private")[0].splitlines():
         line = re.sub(r"[\[{<].*", "", line) if "custom_call" not in line else line
-        match = re.match(r"\s+(%\w+)(?::\d+)? = (?:stablehlo\.)?(\w+) ?(@\w+)?(.*)", line)
+        match = re.match(r"\s+(%\w+)(?::\d+)? = (?:stablehlo\.|func\.)?(\w+) ?(@\w+)?(.*)", line)
         if match:
             result, name, target, rest = match.groups()
             operands = re.findall(r"%\w+(?:#\d+)?", rest.split("{")[0])
@@ -106,6 +107,36 @@ def test_a_result_that_is_not_used_holds_nothing_up():
     (start,), (work,) = named(found, "jaxfabric_permute_start"), named(found, "dot_general")
     assert start not in needs(found, work)
     assert work not in needs(found, start)
+
+
+def test_whole_calls_come_in_their_order():
+    def f(x):
+        return lax.psum(jnp.sin(x), "j") + lax.pmax(jnp.cos(x), "j") + lax.pmin(x, "j")
+
+    found = operations(f)
+    first, second, third = named(found, "jaxfabric_all_reduce")
+    assert first in needs(found, second)
+    assert second in needs(found, third)
+
+
+@pytest.mark.parametrize("kind", ["loop", "function"])
+def test_calls_inside_come_before_those_that_follow(kind):
+    @jax.jit
+    def inner(x):
+        return lax.pmax(x, "j")
+
+    def f(x):
+        if kind == "loop":
+            before = jax.lax.fori_loop(0, 2, lambda _, y: lax.pmax(y, "j"), jnp.cos(x))
+        else:
+            before = inner(jnp.cos(x))
+        return before + lax.psum(x, "j") + lax.psum(jnp.sin(x), "j")
+
+    found = operations(f)
+    (before,) = named(found, "while" if kind == "loop" else "inner")
+    first, last = named(found, "jaxfabric_all_reduce")[-2:]
+    assert before in needs(found, last)
+    assert first in needs(found, last)
 
 
 def random_program(seed, depth=0):

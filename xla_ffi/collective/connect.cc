@@ -98,6 +98,7 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
   std::vector<int> fds = own.fds;
   hello.Add(static_cast<uint32_t>(fds.size()));
   hello.Add(std::string_view(gpus_ ? gpus_->Hello() : std::string()));
+  hello.Add(std::string_view(gpus_ ? std::string() : gpu_reason_));
   if (gpus_) {
     const std::vector<int> pools = gpus_->HelloFds();
     fds.insert(fds.end(), pools.begin(), pools.end());
@@ -137,6 +138,7 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   const auto window_address = reader.Get<uint64_t>();
   const auto endpoint_fds = reader.Get<uint32_t>();
   const std::string gpus = reader.GetString();
+  const std::string no_gpus = reader.GetString();
   if (!reader.ok() || endpoint_fds > fds.size() || reader.type() != MessageType::kHello ||
       greeting.credentials.pid != peer.pid) {
     return Status(Code::kInvalidArgument, StrCat("process ", process, " sent a malformed hello"));
@@ -160,9 +162,12 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   process_reads_ &= ReadProcessMemory(peer.pid, window_address, &magic, sizeof(magic)).ok() &&
                     magic == kWindowMagic;
   if (gpus_) {
-    const Status greeted = gpus.empty() ? Status(Code::kUnavailable, "it has no usable GPU")
-                                        : gpus_->Greet(process, gpus, std::move(pools));
-    if (!greeted.ok()) GiveUpGpus(StrCat("process ", process, ": ", greeted.ToString()));
+    if (gpus.empty()) {
+      GiveUpGpus(StrCat("process ", process, ": ", no_gpus));
+    } else if (const Status greeted = gpus_->Greet(process, gpus, std::move(pools));
+               !greeted.ok()) {
+      GiveUpGpus(greeted.ToString());
+    }
   }
   return OkStatus();
 }

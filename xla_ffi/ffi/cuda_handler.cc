@@ -59,8 +59,8 @@ ffi::Error CudaStart(CudaCallState* state, int32_t ordinal, cuda::CUstream strea
 namespace {
 
 // x, y, token -> y: the stream waits for the call that was started with this site.
-ffi::Error Done(int32_t ordinal, cuda::CUstream stream, ffi::RemainingArgs, ffi::RemainingRets,
-                ffi::Dictionary attributes) {
+ffi::Error Done(int32_t ordinal, cuda::CUstream stream, ffi::RemainingArgs arguments,
+                ffi::RemainingRets results, ffi::Dictionary attributes) {
   auto site = attributes.get<int64_t>("site");
   if (!site.has_value()) return site.error();
   const std::shared_ptr<Fabric> fabric = CurrentFabric();
@@ -68,7 +68,17 @@ ffi::Error Done(int32_t ordinal, cuda::CUstream stream, ffi::RemainingArgs, ffi:
     return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
                       "a collective is waited for in a fabric that has been shut down");
   }
-  return ToFfiError(fabric->gpus()->Finish(ordinal, stream, static_cast<uint64_t>(*site)));
+  GpuDomain& domain = *fabric->gpus();
+  const Status finished = domain.Finish(ordinal, stream, static_cast<uint64_t>(*site));
+  if (!finished.ok()) return ToFfiError(finished);
+  auto from = arguments.get<ffi::AnyBuffer>(1);
+  if (!from.has_value()) return from.error();
+  auto to = results.get<ffi::AnyBuffer>(0);
+  if (!to.has_value()) return to.error();
+  // XLA is told that they are the same, and may have reasons of its own.
+  if (from->untyped_data() == (*to)->untyped_data()) return ffi::Error::Success();
+  return ToFfiError(domain.Copy(ordinal, stream, (*to)->untyped_data(), from->untyped_data(),
+                                from->size_bytes()));
 }
 
 }  // namespace

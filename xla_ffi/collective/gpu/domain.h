@@ -104,6 +104,8 @@ class GpuDomain {
                      const std::function<Status(cuda::CUstream)>& launch);
   // Makes `stream` wait for the call that was started so and has not been waited for yet.
   Status Finish(int ordinal, cuda::CUstream stream, uint64_t site);
+  // Copies device memory on `stream`.
+  Status Copy(int ordinal, cuda::CUstream stream, void* to, const void* from, size_t bytes);
   // How messages name the call with this header.
   void Describe(uint32_t header, std::string call);
   // OK while healthy.

@@ -58,4 +58,13 @@ Status GpuDomain::Finish(int ordinal, cuda::CUstream stream, uint64_t site) {
   return OkStatus();
 }
 
+Status GpuDomain::Copy(int ordinal, cuda::CUstream stream, void* to, const void* from,
+                       size_t bytes) {
+  const int local = LocalIndex(ordinal);
+  const cuda::ScopedContext current(*api_, gpu(local).context());
+  JF_RETURN_IF_ERROR(current.status());
+  return JF_CUDA_CALL(*api_, cuMemcpyDtoDAsync, reinterpret_cast<cuda::CUdeviceptr>(to),
+                      reinterpret_cast<cuda::CUdeviceptr>(from), bytes, stream);
+}
+
 }  // namespace jaxfabric

@@ -45,28 +45,26 @@ std::string LaunchInVain(GpuCall& call, GpuRank& rank, const Problem& problem, i
 
 TEST(GpuFailure, ADifferenceNamesBothCalls) {
   EXPECT_EQ(
-      OnGpus(
-          kTwo,
-          [&](GpuProcess& process) {
-            return process.OnEveryGpu([&](GpuRank& rank, int position) {
-              Problem problem = kSum;
-              if (position == 1) problem.count = 50;
-              CallSpec spec = problem.Spec(kTwo.Ids(), 70 + position);
-              spec.label = position == 0 ? "psum float32[100]" : "psum float32[50]";
-              SiteRegistry::Get().SetSource(spec.site, "train.py:42");
-              GpuCall call(spec, GpuCall::Slot::kInOrder);
-              std::string failed = LaunchInVain(call, rank, problem, position);
-              failed += Expect(FailureOf(*process.fabric),
-                               {"ranks disagree", "psum float32[100] at train.py:42",
-                                "psum float32[50] at train.py:42", "rank 0 ", "rank 2048"});
-              // And so does what comes next.
-              const auto execution = rank.Make(problem, position, 0);
-              return failed +
-                     Expect(
-                         call.Launch(rank.ordinal(), rank.stream(), execution.buffers).ToString(),
-                         {"ranks disagree"});
-            });
-          }),
+      OnGpus(kTwo,
+             [&](GpuProcess& process) {
+               return process.OnEveryGpu([&](GpuRank& rank, int position) {
+                 Problem problem = kSum;
+                 if (position == 1) problem.count = 50;
+                 CallSpec spec = problem.Spec(kTwo.Ids(), 70 + position);
+                 spec.label = position == 0 ? "psum float32[100]" : "psum float32[50]";
+                 SiteRegistry::Get().SetSource(spec.site, "train.py:42");
+                 GpuCall call(spec, GpuCall::Slot::kInOrder);
+                 const auto next = rank.Make(problem, position, 0);
+                 std::string failed = LaunchInVain(call, rank, problem, position);
+                 failed += Expect(FailureOf(*process.fabric),
+                                  {"ranks disagree", "psum float32[100] at train.py:42",
+                                   "psum float32[50] at train.py:42", "rank 0 ", "rank 2048"});
+                 // And so does what comes next.
+                 return failed +
+                        Expect(call.Launch(rank.ordinal(), rank.stream(), next.buffers).ToString(),
+                               {"ranks disagree"});
+               });
+             }),
       "");
 }
 
