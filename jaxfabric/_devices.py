@@ -33,8 +33,7 @@ NO_GPUS = "none"
 
 def cuda_problem() -> str:
     """Why this process cannot run collectives on GPUs, or an empty string."""
-    ask = getattr(core(), "cuda_status", None)
-    return "this build has no CUDA kernels" if ask is None else ask()
+    return core().cuda_status()
 
 
 def local_devices(platform: str) -> list[Any]:

@@ -61,6 +61,9 @@ class Config:
     out_of_step_microseconds: float = _field(
         200.0, "the same for a rank whose last collective was another one"
     )
+    gpu_pool_bytes: int = _field(
+        48 << 20, "memory of every GPU that its peers address, in bytes (or 48M)", 4 << 20, 1 << 40
+    )
     gpu_limits: str = _field("", "calls on GPUs that XLA is to run, over the table's own limits")
     log_level: str = _field("warning", "error, warning or info")
 

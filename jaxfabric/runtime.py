@@ -82,6 +82,7 @@ def initialize(
     heartbeat: float | None = None,
     in_step_microseconds: float | None = None,
     out_of_step_microseconds: float | None = None,
+    gpu_pool_bytes: int | None = None,
     gpu_limits: str | None = None,
     log_level: str | None = None,
 ) -> None:
@@ -106,6 +107,7 @@ def initialize(
         in_step_microseconds: how long a collective keeps the caller's thread while it waits for a
             rank that is on its way (20000).
         out_of_step_microseconds: the same for a rank whose last collective was another one (200).
+        gpu_pool_bytes: memory of every GPU that its peers address, in bytes (48 MiB).
         gpu_limits: from how many bytes on XLA runs calls on GPUs, where the table is to be
             overruled: "all_reduce/8=32M, all_to_all=0" ("").
         log_level: "error", "warning" or "info" ("warning").
@@ -134,6 +136,7 @@ def initialize(
         "heartbeat": heartbeat,
         "in_step_microseconds": in_step_microseconds,
         "out_of_step_microseconds": out_of_step_microseconds,
+        "gpu_pool_bytes": gpu_pool_bytes,
         "gpu_limits": gpu_limits,
         "log_level": log_level,
     }

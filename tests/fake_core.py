@@ -60,6 +60,7 @@ def module(ffi=(0, 3)) -> types.ModuleType:
     fake.registrations = lambda: {"jaxfabric_fake": {"execute": "capsule"}}
     fake.type_registrations = lambda: {"jaxfabric_type": {"type_id": "capsule"}}
     fake.ffi_version = lambda: ffi
+    fake.cuda_status = lambda: "a fake has no kernels"
     fake.cuda_build = lambda: {"images": {}, "architectures": "", "compiler": "", "reason": "fake"}
     fake.begin_compilation = lambda: 0
     fake.end_compilation = lambda begun, fingerprint, devices: None

@@ -30,7 +30,7 @@ LOWER = {
     ),
 }
 # Whose host form is the emulated grid.
-EMULATED = {"device/hardware.cuh"}
+EMULATED = {"device/hardware.cuh", "device/multimem.cuh"}
 SOURCES = sorted(
     path
     for path in (support.ROOT / "xla_ffi").rglob("*")
