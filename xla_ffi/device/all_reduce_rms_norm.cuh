@@ -170,7 +170,7 @@ JF_DEVICE void all_reduce_rms_norm_two_shot_body(const RmsNormArguments& a) {
       norm.AddResidual(LoadVector(residual, bytes, i * sizeof(Vector), aligned), values);
       reinterpret_cast<Vector*>(combined)[i] = StoreElements<Codec, Vector>(values);
     }
-    hw::SyncBlock();
+    // Whole vectors: each is sent by the thread that has made it.
     for (uint32_t step = 1; step < ranks; ++step) {
       const uint32_t peer = (lane.rank() + step) % ranks;
       CopyBlock(lane.Bulk(peer) + own, combined, bytes);

@@ -209,7 +209,7 @@ class Lane {
       // One in this call may have failed because another is not: that one says so itself.
       const bool stranger = static_cast<uint32_t>(notice >> 32) != header_;
       if (stranger) Fail(FaultKind::kMismatch, from, notice >> 32 << 32);
-      if (kind == FaultKind::kRagged) Fail(kind, from, notice >> 32 << 32);
+      if (kind == FaultKind::kRagged) Fail(kind, from, notice | kNoSlice);
     }
     const uint64_t now = hw::Nanoseconds();
     if (since == 0) since = now;

@@ -89,14 +89,18 @@ enum class FaultKind : uint32_t {
   kGone = 6,      // `peer` has ended
 };
 
+inline constexpr uint32_t kNoSlice = ~uint32_t{0};
+
 // In pinned host memory. Whoever claims it first writes it, `kind` last.
 struct FaultRecord {
   uint32_t kind;
   uint32_t rank;  // position in the communicator, as `peer`
   uint32_t peer;
   uint32_t lane;
-  uint32_t step;         // this rank's
-  uint32_t peer_step;    // what the peer has shown last, or 0; kRagged: the number of the slice
+  uint32_t step;  // this rank's
+  // What the peer has shown last, or 0. kRagged: the number of the slice that does not fit, or
+  // kNoSlice where the peer has found one.
+  uint32_t peer_step;
   uint32_t header;       // of this rank's call
   uint32_t peer_header;  // of the peer's
 };

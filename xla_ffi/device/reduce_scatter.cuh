@@ -28,8 +28,7 @@ JF_DEVICE void reduce_scatter_packets_body(const ReduceArguments& a) {
                       MakePacket(from.Load(words.begin + i), lane.flag()));
     }
   }
-  // The input has been read but for the own row: the output may be one of the others.
-  hw::SyncBlock();
+  // The output may be any row of the input: who has sent a word of each row also writes it.
   lane.AwaitWithoutSync();
   for (uint64_t i = hw::Thread(); i < words.size(); i += hw::Threads()) {
     const uint64_t result = Combine<Codec, Op, uint64_t, Packet>(
