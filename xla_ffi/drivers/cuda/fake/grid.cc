@@ -149,6 +149,8 @@ void Grid::Impl::Turn() {
       Returned(index, thread);
       break;
     case Event::kTrapped:
+      // Not by the fibre: std::string's functions may be instrumented.
+      trap_reason = trapping;
       End(*thread.launched, true);
       break;
   }

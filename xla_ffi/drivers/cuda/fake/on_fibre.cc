@@ -41,7 +41,7 @@ void MaybeSwitch() {
 uint64_t NanoClock() { return running->now; }
 
 void Trap(const char* reason) {
-  running->trap_reason = reason;
+  running->trapping = reason;
   running->Leave(Event::kTrapped);
   __builtin_unreachable();
 }

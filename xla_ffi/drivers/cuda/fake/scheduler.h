@@ -101,6 +101,7 @@ struct Grid::Impl {
   uint64_t now = 0;
   // While all wait: since when, on the real clock, time has been added to `now`.
   std::optional<std::chrono::steady_clock::time_point> waiting_since;
+  const char* trapping = nullptr;  // the reason of a trap under way
   std::string trap_reason;
   uint64_t next_id = 1;
   std::vector<std::unique_ptr<Launched>> in_flight;
