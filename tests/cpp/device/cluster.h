@@ -54,10 +54,9 @@ inline const EmulatedKernel& FindKernel(const std::string& name) {
 class Bytes {
  public:
   explicit Bytes(uint64_t size, uint32_t offset = 0)
-      : storage_(size + 2 * kGuard + 16, std::byte{0xEE}), size_(size) {
+      : storage_(size + 2 * kGuard + 32, std::byte{0xEE}), size_(size) {
     const auto base = reinterpret_cast<uintptr_t>(storage_.data()) + kGuard;
     begin_ = (16 - base % 16) % 16 + offset % 16 + kGuard;
-    if (begin_ + size + kGuard > storage_.size()) storage_.resize(begin_ + size + kGuard);
   }
   std::byte* data() { return storage_.data() + begin_; }
   uint64_t size() const { return size_; }

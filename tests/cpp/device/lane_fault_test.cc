@@ -73,10 +73,10 @@ TEST_P(LaneFault, WhoIsDeadIsNamedAfterTheDeadline) {
       if (rank == dead) cluster.grid().Kill(id);
     }
     cluster.grid().Run(kTurns / 4);
-    cluster.grid().AdvanceClock(59 * kSecond);
+    cluster.grid().AdvanceClock(30 * kSecond);
     cluster.grid().Run(kTurns / 4);
     for (uint32_t rank = 0; rank < 4; ++rank) EXPECT_FALSE(cluster.ended[rank]);
-    cluster.grid().AdvanceClock(2 * kSecond);
+    cluster.grid().AdvanceClock(31 * kSecond);
     cluster.grid().Run(kTurns / 4);
     for (uint32_t rank = 0; rank < 4; ++rank) {
       if (rank == dead) continue;
