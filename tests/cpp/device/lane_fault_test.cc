@@ -144,7 +144,7 @@ TEST_P(LaneFault, WhoIsSlowIsWaitedFor) {
   MixedRanks all(cluster);
   for (uint32_t rank = 0; rank < 2; ++rank) all[rank].Start(call);
   cluster.grid().Run(kTurns / 4);
-  cluster.grid().AdvanceClock(58 * kSecond);
+  cluster.grid().AdvanceClock(30 * kSecond);
   cluster.grid().Run(kTurns / 4);
   all[2].Start(call);
   cluster.RunAll();
