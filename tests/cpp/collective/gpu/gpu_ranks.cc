@@ -119,6 +119,12 @@ cuda::CUdeviceptr GpuRank::Take(size_t bytes) {
 
 GpuRank::Execution GpuRank::Make(const Problem& problem, int position, int data, size_t offset,
                                  bool in_place) {
+  const Execution execution = Place(problem, offset, in_place);
+  Fill(execution, problem, position, data);
+  return execution;
+}
+
+GpuRank::Execution GpuRank::Place(const Problem& problem, size_t offset, bool in_place) {
   Execution execution;
   ++live_;
   execution.output = Take(problem.output_bytes() + offset) + offset;
@@ -138,7 +144,6 @@ GpuRank::Execution GpuRank::Make(const Problem& problem, int position, int data,
     };
     buffers.ragged = {buffers.output, array(0), array(1), array(2), array(3)};
   }
-  Fill(execution, problem, position, data);
   return execution;
 }
 
@@ -147,19 +152,25 @@ void GpuRank::Fill(const Execution& execution, const Problem& problem, int posit
   Bytes before(problem.output_bytes(), std::byte{0xa5});
   if (problem.kind == OpKind::kRaggedAllToAll) {
     before = problem.Initial(position, data);
-    const Slices slices = problem.SlicesOf(position, data);
-    cuda::CUdeviceptr at = execution.slices;
-    for (const auto* values :
-         {&slices.input_offsets, &slices.send_sizes, &slices.output_offsets, &slices.recv_sizes}) {
-      const size_t bytes = values->size() * sizeof(int64_t);
-      JF_CHECK(api_.cuMemcpyHtoD(at, values->data(), bytes) == cuda::CUDA_SUCCESS);
-      at += bytes;
-    }
+    FillSlices(execution, problem, position, data);
   }
   // In place, the input is what counts.
   const Bytes input = problem.Input(position, data);
   JF_CHECK(api_.cuMemcpyHtoD(execution.output, before.data(), before.size()) == cuda::CUDA_SUCCESS);
   JF_CHECK(api_.cuMemcpyHtoD(execution.input, input.data(), input.size()) == cuda::CUDA_SUCCESS);
+}
+
+void GpuRank::FillSlices(const Execution& execution, const Problem& problem, int position,
+                         int data) {
+  const cuda::ScopedContext current(api_, context());
+  const Slices slices = problem.SlicesOf(position, data);
+  cuda::CUdeviceptr at = execution.slices;
+  for (const auto* values :
+       {&slices.input_offsets, &slices.send_sizes, &slices.output_offsets, &slices.recv_sizes}) {
+    const size_t bytes = values->size() * sizeof(int64_t);
+    JF_CHECK(api_.cuMemcpyHtoD(at, values->data(), bytes) == cuda::CUDA_SUCCESS);
+    at += bytes;
+  }
 }
 
 std::string GpuRank::Check(const Execution& execution, const Problem& problem, int position,

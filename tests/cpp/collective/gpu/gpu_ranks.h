@@ -60,6 +60,9 @@ class GpuRank {
   // equal sizes, the output is where the input is.
   Execution Make(const Problem& problem, int position, int data, size_t offset = 0,
                  bool in_place = false);
+  // The same without contents.
+  Execution Place(const Problem& problem, size_t offset = 0, bool in_place = false);
+  void FillSlices(const Execution& execution, const Problem& problem, int position, int data);
   void Fill(const Execution& execution, const Problem& problem, int position, int data);
   // "" if the bytes are right. The stream is idle.
   std::string Check(const Execution& execution, const Problem& problem, int position, int data);
