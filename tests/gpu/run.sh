@@ -81,7 +81,9 @@ has_plugin() {
 # -P: the package is the one that was built, not the sources here.
 python_tests() {
   has_plugin || { skipped 'JAX has no CUDA plugin: pip install jax[cuda13]'; return; }
-  JAX_PLATFORMS=cuda,cpu PYTHONPATH="$site" "$python" -P -m pytest -p no:cacheprovider --gpu tests/gpu
+  # pytest's own JAX must leave memory to the processes that the tests start.
+  JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONPATH="$site" \
+    "$python" -P -m pytest -p no:cacheprovider --gpu tests/gpu
 }
 
 timings() {
