@@ -78,9 +78,10 @@ void Print(const Figures& figures) {
   std::printf("%-44s %8.2f us\n", "call of one rank in a graph", figures.replay_alone);
   std::printf("%-44s %8.2f us\n", "to queue an empty kernel", figures.host_empty);
   std::printf("%-44s %8.2f us\n", "to queue a call", figures.host_call);
+  std::printf("%-44s %s\n", "NCCL", figures.nccl.c_str());
   std::printf("\nbound: a launch, and every rank's arrays once through the GPU's memory\n");
-  std::printf("%4s %5s %-18s %10s %10s %9s %6s %8s %8s  %s\n", "GPUs", "ranks", "op", "bytes", "us",
-              "bound us", "of it", "algbw", "busbw", "kernel");
+  std::printf("%4s %5s %-18s %10s %10s %9s %6s %8s %8s %9s  %s\n", "GPUs", "ranks", "op", "bytes",
+              "us", "bound us", "of it", "algbw", "busbw", "NCCL us", "kernel");
   for (const Row& row : figures.rows) {
     const double bound = figures.Bound(row);
     const double algorithm = static_cast<double>(row.bytes) / row.time / 1000;
@@ -88,9 +89,11 @@ void Print(const Figures& figures) {
     if (bound > 0) {
       std::snprintf(bounds, sizeof(bounds), "%9.2f %5.0f%%", bound, 100 * bound / row.time);
     }
-    std::printf("%4d %5d %-18s %10s %10.2f %s %8.2f %8.2f  %s\n", row.gpus, row.ranks,
+    char nccl[32] = "-";
+    if (row.nccl > 0) std::snprintf(nccl, sizeof(nccl), "%.2f", row.nccl);
+    std::printf("%4d %5d %-18s %10s %10.2f %s %8.2f %8.2f %9s  %s\n", row.gpus, row.ranks,
                 row.op.c_str(), SizeText(row.bytes).c_str(), row.time, bounds, algorithm,
-                algorithm * BusFactor(row), row.kernel.c_str());
+                algorithm * BusFactor(row), nccl, row.kernel.c_str());
   }
   std::printf(
       "\n\"of what it moves\": of the time for all its loads and stores, three times its arrays\n");
@@ -128,7 +131,7 @@ std::string ToJson(const Figures& figures) {
     out << separator << "{\"op\": \"" << row.op << "\", \"kernel\": \"" << row.kernel
         << "\", \"gpus\": " << row.gpus << ", \"ranks\": " << row.ranks
         << ", \"bytes\": " << row.bytes << ", \"us\": " << row.time
-        << ", \"bound_us\": " << figures.Bound(row) << "}";
+        << ", \"bound_us\": " << figures.Bound(row) << ", \"nccl_us\": " << row.nccl << "}";
     separator = ",\n  ";
   }
   out << "],\n \"aims\": [";

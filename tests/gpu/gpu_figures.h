@@ -14,6 +14,7 @@ struct Row {
   uint64_t bytes = 0;    // of the larger array of a rank
   uint64_t traffic = 0;  // of both arrays: what a rank cannot but read and write
   double time = 0;
+  double nccl = 0;  // the same by NCCL, or 0
 };
 
 struct Figures {
@@ -24,6 +25,7 @@ struct Figures {
   double host_empty = 0;        // to queue an empty kernel
   double host_call = 0;         // to queue a call
   double replay_alone = 0;      // of a call of one rank in a graph
+  std::string nccl = "not timed: fewer than two GPUs";
   std::vector<Row> rows;
 
   // The least a call can take whose ranks share a GPU: a launch, and its arrays through memory. 0

@@ -1,11 +1,12 @@
 // What the calls take on the GPUs of this computer, beside what its memory and launches allow.
 //
-//   jaxfabric_gpu_timings [--json FILE] [--fake]
+//   jaxfabric_gpu_timings [--json FILE] [--nccl LIBRARY] [--fake]
 //
 // Ranks are streams of one process, on one GPU, and on one GPU each where there are several. A time
 // is that of one call in a captured graph of many, on the first rank's stream: the median of
-// several replays. --fake runs the same code on emulated GPUs with few and small calls, for tests;
-// its figures mean nothing. Exit code 77: there is no GPU.
+// several replays. With several GPUs NCCL's times are beside, where there is a libnccl.so.2. --fake
+// runs the same code on emulated GPUs with few and small calls, for tests; its figures mean
+// nothing. Exit code 77: there is no GPU.
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@
 #include "device/image.h"
 #include "device/launch.h"
 #include "gpu_figures.h"
+#include "gpu_nccl.h"
 
 namespace jaxfabric::testing {
 namespace {
@@ -223,8 +225,15 @@ std::string KernelOf(const Problem& problem, const device::ArenaShape& shape) {
   }
 }
 
-void MeasureCalls(const Plan& plan, int ranks, Machine::Gpus gpus, Figures& figures) {
+void MeasureCalls(const Plan& plan, int ranks, Machine::Gpus gpus, const std::string& library,
+                  Figures& figures) {
   Job job(ranks, gpus);
+  std::unique_ptr<Nccl> nccl;
+  if (gpus == Machine::Gpus::kOneEach) {
+    auto opened = Nccl::Open(library, ranks);
+    figures.nccl = opened.ok() ? "timed" : opened.status().ToString();
+    if (opened.ok()) nccl = *std::move(opened);
+  }
   GpuProcess& process = job.process();
   std::vector<Problem> problems;
   std::vector<CallPointer> calls;
@@ -249,13 +258,24 @@ void MeasureCalls(const Plan& plan, int ranks, Machine::Gpus gpus, Figures& figu
       const double time = TimeOfReplay(process, rank, plan.CallsIn(bytes), plan.replays, [&] {
         return calls[i]->Launch(local, rank.stream(), execution.buffers);
       });
+      double theirs = 0;
+      if (nccl && Nccl::Does(problem.kind)) {
+        const cuda::ScopedContext current(rank.api(), rank.context());
+        const auto launch = [&] {
+          return nccl->Launch(problem.kind, local, execution.buffers, problem.root, rank.stream());
+        };
+        // The first call connects the GPUs, which a capture does not allow.
+        Must(launch());
+        Must(JF_CUDA_CALL(rank.api(), cuStreamSynchronize, rank.stream()));
+        theirs = TimeOfReplay(process, rank, plan.CallsIn(bytes), plan.replays, launch);
+      }
       if (local == 0) {
         const auto communicator = job.domain().CommunicatorFor(0, process.shape.Ids(), 0, "timing");
         Must(communicator.status());
         figures.rows.push_back({std::string(OpKindName(problem.kind)),
                                 KernelOf(problem, (*communicator)->view().shape), ranks,
                                 gpus == Machine::Gpus::kOneEach ? ranks : 1, bytes,
-                                problem.input_bytes() + problem.output_bytes(), time});
+                                problem.input_bytes() + problem.output_bytes(), time, theirs});
       }
       rank.Free(execution);
     }
@@ -267,15 +287,17 @@ void MeasureCalls(const Plan& plan, int ranks, Machine::Gpus gpus, Figures& figu
 int Main(int argc, char** argv) {
   Plan plan;
   Figures figures;
-  std::string json;
+  std::string json, nccl = "libnccl.so.2";
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
     if (argument == "--fake") {
       figures.fake = true;
     } else if (argument == "--json" && i + 1 < argc) {
       json = argv[++i];
+    } else if (argument == "--nccl" && i + 1 < argc) {
+      nccl = argv[++i];
     } else {
-      std::cerr << "usage: " << argv[0] << " [--json FILE] [--fake]" << std::endl;
+      std::cerr << "usage: " << argv[0] << " [--json FILE] [--nccl LIBRARY] [--fake]" << std::endl;
       return 2;
     }
   }
@@ -301,8 +323,8 @@ int Main(int argc, char** argv) {
   }
   MeasureMachine(plan, figures);
   for (const int ranks : {2, 4, 8}) {
-    MeasureCalls(plan, ranks, Machine::Gpus::kOneForAll, figures);
-    if (gpus >= ranks) MeasureCalls(plan, ranks, Machine::Gpus::kOneEach, figures);
+    MeasureCalls(plan, ranks, Machine::Gpus::kOneForAll, nccl, figures);
+    if (gpus >= ranks) MeasureCalls(plan, ranks, Machine::Gpus::kOneEach, nccl, figures);
   }
   Print(figures);
   if (!json.empty()) {

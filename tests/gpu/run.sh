@@ -68,7 +68,7 @@ sanitizer() {
   [[ -x $build/jaxfabric_gpu_tests ]] || { skipped 'needs the C++ tests'; return; }
   command -v compute-sanitizer >/dev/null || { skipped 'compute-sanitizer is not installed'; return; }
   local status=0
-  timeout 240 compute-sanitizer --tool "$1" --target-processes all --error-exitcode 1 \
+  timeout 100 compute-sanitizer --tool "$1" --target-processes all --error-exitcode 1 \
     "$build/jaxfabric_gpu_tests" --gtest_filter="$2" || status=$?
   ((status != 77)) || skipped 'the C++ tests were'
   return "$status"
@@ -88,7 +88,11 @@ python_tests() {
 
 timings() {
   [[ -x $build/jaxfabric_gpu_timings ]] || { skipped 'no GoogleTest'; return; }
-  "$build/jaxfabric_gpu_timings" --json "$build/gpu_timings.json"
+  # JAX's own NCCL comes with its CUDA plugin.
+  local nccl
+  nccl=$("$python" -c 'import glob, sys
+print(*[lib for p in sys.path for lib in glob.glob(f"{p}/nvidia/nccl/lib/libnccl.so.2")][:1])')
+  "$build/jaxfabric_gpu_timings" --json "$build/gpu_timings.json" --nccl "${nccl:-libnccl.so.2}"
 }
 
 part 'environment' "$python" tests/gpu/gpu_environment.py
