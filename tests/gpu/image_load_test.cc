@@ -1,32 +1,39 @@
 // The driver of this machine takes the images of this build, on each of its GPUs.
 #include <gtest/gtest.h>
 
+#include "collective/gpu/gpu_ranks.h"
 #include "device/image.h"
 #include "drivers/cuda/api.h"
 #include "drivers/cuda/handles.h"
 
-namespace jaxfabric {
+namespace jaxfabric::testing {
 namespace {
 
-TEST(ImageLoad, EveryGpuTakesEveryImage) {
-  if (KernelImages().empty()) GTEST_SKIP() << KernelImageReason();
+std::string LoadEverywhere() {
   const Result<const cuda::Api*> api = cuda::LoadApi();
-  ASSERT_TRUE(api.ok()) << api.status().ToString();
+  if (!api.ok()) return Text(api.status());
   int count = 0;
-  ASSERT_EQ((*api)->cuDeviceGetCount(&count), cuda::CUDA_SUCCESS);
-  ASSERT_GT(count, 0);
+  std::string failed = Text(JF_CUDA_CALL(**api, cuDeviceGetCount, &count));
   for (int ordinal = 0; ordinal < count; ++ordinal) {
-    SCOPED_TRACE(ordinal);
     const auto primary = cuda::PrimaryContext::Retain(**api, ordinal);
-    ASSERT_TRUE(primary.ok()) << primary.status().ToString();
+    if (!primary.ok()) return failed + Text(primary.status());
     const cuda::ScopedContext current(**api, primary->context());
-    ASSERT_TRUE(current.status().ok()) << current.status().ToString();
+    failed += Text(current.status());
     for (const KernelImage& image : KernelImages()) {
       const auto module = cuda::Module::Load(**api, image.bytes.data());
-      EXPECT_TRUE(module.ok()) << image.source << ": " << module.status().ToString();
+      if (!module.ok()) {
+        failed += StrCat("GPU ", ordinal, ", ", image.source, ": ", Text(module.status()));
+      }
     }
   }
+  return failed;
+}
+
+TEST(ImageLoad, EveryGpuTakesEveryImage) {
+  if (!Machine::OnHardware()) GTEST_SKIP() << "needs a GPU";
+  EXPECT_EQ(InForkedProcesses({1, 1}, TestOptions(), [](LocalRanks&) { return LoadEverywhere(); }),
+            "");
 }
 
 }  // namespace
-}  // namespace jaxfabric
+}  // namespace jaxfabric::testing

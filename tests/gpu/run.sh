@@ -6,7 +6,8 @@
 # Takes the Python of the PATH, or $PYTHON, with jax[cuda13], nanobind, scikit-build-core and jaxfabric's
 # `test` extra in it, and what else is there: nvcc, GoogleTest, compute-sanitizer. What is not is
 # skipped, and the table says so. Reaches for nothing over the network, and installs nothing; the build
-# stays in build/gpu.
+# stays in build/gpu, and the timings in build/gpu/gpu_timings.json. Leave the GPUs to it: a job of
+# somebody else changes the times, and may keep a rank's kernels from running beside the others'.
 # Exit code: 0 passed, 1 something failed, 77 nothing could run, for the reason that is printed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -29,6 +30,8 @@ part() {
   elif ((status)); then
     result="FAILED, exit code $status"
     failed=1
+  elif grep -q '^SUMMARY: ' "$log"; then
+    result="passed: $(sed -n 's/^SUMMARY: //p' "$log" | tail -n 1)"
   fi
   rows+=("$(printf '%-32s %4d s  %s' "$name" $((SECONDS - start)) "$result")")
   return "$status"
@@ -55,14 +58,20 @@ built() {
 }
 
 cpp_tests() {
-  [[ -x $build/jaxfabric_gpu_tests ]] || { skipped 'no GoogleTest, or no tests/gpu/*.cc'; return; }
+  [[ -x $build/jaxfabric_gpu_tests ]] || { skipped 'no GoogleTest'; return; }
   "$build/jaxfabric_gpu_tests"
 }
 
+# Small calls between processes: the sanitizer may run the kernels of one process one after another,
+# so that ranks of the same would wait in vain.
 sanitizer() {
   [[ -x $build/jaxfabric_gpu_tests ]] || { skipped 'needs the C++ tests'; return; }
   command -v compute-sanitizer >/dev/null || { skipped 'compute-sanitizer is not installed'; return; }
-  compute-sanitizer --tool memcheck --error-exitcode 1 "$build/jaxfabric_gpu_tests"
+  local status=0
+  timeout 100 compute-sanitizer --tool "$1" --target-processes all --error-exitcode 1 \
+    "$build/jaxfabric_gpu_tests" --gtest_filter="$2" || status=$?
+  ((status != 77)) || skipped 'the C++ tests were'
+  return "$status"
 }
 
 has_plugin() {
@@ -72,13 +81,18 @@ has_plugin() {
 # -P: the package is the one that was built, not the sources here.
 python_tests() {
   has_plugin || { skipped 'JAX has no CUDA plugin: pip install jax[cuda13]'; return; }
-  JAX_PLATFORMS=cuda,cpu PYTHONPATH="$site" "$python" -P -m pytest -p no:cacheprovider --gpu tests/gpu
+  # pytest's own JAX must leave memory to the processes that the tests start.
+  JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONPATH="$site" \
+    "$python" -P -m pytest -p no:cacheprovider --gpu tests/gpu
 }
 
 timings() {
-  [[ -e tests/gpu/gpu_timings.py ]] || { skipped 'there is no tests/gpu/gpu_timings.py'; return; }
-  has_plugin || { skipped 'JAX has no CUDA plugin: pip install jax[cuda13]'; return; }
-  JAX_PLATFORMS=cuda,cpu PYTHONPATH="$site" "$python" -P tests/gpu/gpu_timings.py
+  [[ -x $build/jaxfabric_gpu_timings ]] || { skipped 'no GoogleTest'; return; }
+  # JAX's own NCCL comes with its CUDA plugin.
+  local nccl
+  nccl=$("$python" -c 'import glob, sys
+print(*[lib for p in sys.path for lib in glob.glob(f"{p}/nvidia/nccl/lib/libnccl.so.2")][:1])')
+  "$build/jaxfabric_gpu_timings" --json "$build/gpu_timings.json" --nccl "${nccl:-libnccl.so.2}"
 }
 
 part 'environment' "$python" tests/gpu/gpu_environment.py
@@ -87,7 +101,8 @@ status=$?
 part 'build' built || finish 1
 part 'kernels' "$python" tests/gpu/kernel_table.py "$build"
 part 'C++ tests' cpp_tests
-part 'compute-sanitizer memcheck' sanitizer
+part 'compute-sanitizer memcheck' sanitizer memcheck '*GpuCalls*/2x1:*GpuReplay*/2x1'
+part 'compute-sanitizer racecheck' sanitizer racecheck '*GpuCalls*/2x1'
 part 'Python tests' python_tests
 part 'timings' timings
 finish "$failed"

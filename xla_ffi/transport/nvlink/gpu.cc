@@ -102,9 +102,14 @@ Result<MappedMemory> ImportPool(const cuda::Api& api, UniqueFd fd, size_t bytes,
 
 Result<std::vector<cuda::CUdevice>> FindDevices(const cuda::Api& api,
                                                 std::span<const int> ordinals) {
-  std::vector<cuda::CUdevice> devices(ordinals.size());
-  for (size_t i = 0; i < ordinals.size(); ++i) {
-    JF_RETURN_IF_ERROR(JF_CUDA_CALL(api, cuDeviceGet, &devices[i], ordinals[i]));
+  std::vector<cuda::CUdevice> devices;
+  for (const int ordinal : ordinals) {
+    cuda::CUdevice device = 0;
+    JF_RETURN_IF_ERROR(JF_CUDA_CALL(api, cuDeviceGet, &device, ordinal));
+    // Ranks may share a GPU, and memory is made accessible to each only once.
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+      devices.push_back(device);
+    }
   }
   return devices;
 }

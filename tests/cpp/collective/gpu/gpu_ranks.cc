@@ -1,8 +1,10 @@
 #include "collective/gpu/gpu_ranks.h"
 
 #include <numeric>
+#include <utility>
 
 #include "collective/call_site.h"
+#include "device/image.h"
 
 namespace jaxfabric::testing {
 namespace {
@@ -11,9 +13,49 @@ std::string Text(const cuda::Api& api, cuda::CUresult result, const char* what) 
   return testing::Text(cuda::ToStatus(api, result, what));
 }
 
+// Hardware: the driver's table, except that ordinals are the ranks of this process.
+struct Hardware {
+  bool used = false;
+  const cuda::Api* driver = nullptr;
+  cuda::Api api;
+  std::vector<int> gpus;  // by such an ordinal
+};
+Hardware& TheHardware() {
+  static auto* hardware = new Hardware;
+  return *hardware;
+}
+
+cuda::CUresult GetDevice(cuda::CUdevice* device, int ordinal) {
+  const Hardware& hardware = TheHardware();
+  if (ordinal < 0 || static_cast<size_t>(ordinal) >= hardware.gpus.size()) {
+    return cuda::CUDA_ERROR_INVALID_DEVICE;
+  }
+  return hardware.driver->cuDeviceGet(device, hardware.gpus[static_cast<size_t>(ordinal)]);
+}
+
 }  // namespace
 
+void Machine::UseHardware() { TheHardware().used = true; }
+bool Machine::OnHardware() { return TheHardware().used; }
+
 Machine::Machine(Shape shape, int process, Gpus gpus) : shape_(shape), process_(process) {
+  if (OnHardware()) {
+    const auto driver = cuda::LoadApi();
+    JF_CHECK(driver.ok());
+    Hardware& hardware = TheHardware();
+    hardware.driver = *driver;
+    hardware.api = **driver;
+    hardware.api.cuDeviceGet = GetDevice;
+    int count = 0;
+    JF_CHECK(hardware.api.cuDeviceGetCount(&count) == cuda::CUDA_SUCCESS);
+    hardware.gpus.clear();
+    for (int local = 0; local < shape.ranks_each; ++local) {
+      const int rank = process * shape.ranks_each + local;
+      hardware.gpus.push_back(gpus == Gpus::kOneEach ? rank % count : 0);
+    }
+    api_ = &hardware.api;
+    return;
+  }
   cuda::FakeConfig config;
   config.gpus.resize(static_cast<size_t>(shape.ranks_each));
   if (gpus == Gpus::kOneEach) {
@@ -23,6 +65,7 @@ Machine::Machine(Shape shape, int process, Gpus gpus) : shape_(shape), process_(
   }
   config.seed += static_cast<uint64_t>(process);
   driver_ = std::make_unique<cuda::FakeDriver>(std::move(config));
+  api_ = &driver_->api();
   for (auto list :
        {device::AllGatherKernels(), device::AllReduceKernels(), device::AllToAllKernels(),
         device::BarrierKernels(), device::BroadcastKernels(), device::PermuteKernels(),
@@ -37,7 +80,13 @@ Options Machine::AddTo(Options options) const {
   for (int local = 0; local < shape_.ranks_each; ++local) {
     options.gpus.push_back({shape_.LocalIds(process_)[static_cast<size_t>(local)], local});
   }
-  options.gpu.api = &driver_->api();
+  options.gpu.api = api_;
+  if (OnHardware()) {
+    for (const KernelImage& image : KernelImages()) {
+      options.gpu.images.push_back(image.bytes.data());
+    }
+    return options;
+  }
   options.gpu.images = {"image"};
   // Threads are fibres here: fewer bytes and blocks keep a test short.
   options.gpu.pool_bytes = 4 << 20;
@@ -46,23 +95,40 @@ Options Machine::AddTo(Options options) const {
   return options;
 }
 
-GpuRank::GpuRank(const cuda::Api& api, int ordinal) : api_(api), ordinal_(ordinal) {
-  auto context = cuda::PrimaryContext::Retain(api, ordinal);
-  JF_CHECK(context.ok());
-  context_ = *std::move(context);
-  const cuda::ScopedContext current(api, context_.context());
+GpuRank::GpuRank(const cuda::Api& api, int ordinal, size_t bytes)
+    : api_(api), ordinal_(ordinal), bytes_(bytes) {
+  auto primary = cuda::PrimaryContext::Retain(api, ordinal);
+  JF_CHECK(primary.ok());
+  context_ = *std::move(primary);
+  const cuda::ScopedContext current(api, context());
   auto stream = cuda::Stream::Create(api);
   JF_CHECK(stream.ok());
   stream_ = *std::move(stream);
+  JF_CHECK(api_.cuMemAlloc(&memory_, bytes_) == cuda::CUDA_SUCCESS);
 }
 
-GpuRank::~GpuRank() = default;
-
-GpuRank::Execution GpuRank::Make(const Problem& problem, int position, int data) {
-  Execution execution;
+GpuRank::~GpuRank() {
   const cuda::ScopedContext current(api_, context());
-  JF_CHECK(api_.cuMemAlloc(&execution.input, problem.input_bytes() + 16) == cuda::CUDA_SUCCESS);
-  JF_CHECK(api_.cuMemAlloc(&execution.output, problem.output_bytes() + 16) == cuda::CUDA_SUCCESS);
+  (void)api_.cuMemFree(memory_);
+}
+
+cuda::CUdeviceptr GpuRank::Take(size_t bytes) {
+  JF_CHECK(bytes <= bytes_ - used_);
+  return memory_ + std::exchange(used_, (used_ + bytes + 255) / 256 * 256);
+}
+
+GpuRank::Execution GpuRank::Make(const Problem& problem, int position, int data, size_t offset,
+                                 bool in_place) {
+  const Execution execution = Place(problem, offset, in_place);
+  Fill(execution, problem, position, data);
+  return execution;
+}
+
+GpuRank::Execution GpuRank::Place(const Problem& problem, size_t offset, bool in_place) {
+  Execution execution;
+  ++live_;
+  execution.output = Take(problem.output_bytes() + offset) + offset;
+  execution.input = in_place ? execution.output : Take(problem.input_bytes() + offset) + offset;
   Buffers& buffers = execution.buffers;
   buffers.input = reinterpret_cast<const std::byte*>(execution.input);
   buffers.output = reinterpret_cast<std::byte*>(execution.output);
@@ -72,33 +138,39 @@ GpuRank::Execution GpuRank::Make(const Problem& problem, int position, int data)
   if (problem.kind == OpKind::kRaggedAllToAll) {
     buffers.ragged_sizes = problem.Ragged();
     const size_t bytes = buffers.ragged_sizes.slices * sizeof(int64_t);
-    JF_CHECK(api_.cuMemAlloc(&execution.slices, 4 * bytes) == cuda::CUDA_SUCCESS);
+    execution.slices = Take(4 * bytes);
     const auto array = [&](size_t i) {
       return reinterpret_cast<const int64_t*>(execution.slices + i * bytes);
     };
     buffers.ragged = {buffers.output, array(0), array(1), array(2), array(3)};
   }
-  Fill(execution, problem, position, data);
   return execution;
 }
 
 void GpuRank::Fill(const Execution& execution, const Problem& problem, int position, int data) {
   const cuda::ScopedContext current(api_, context());
-  const Bytes input = problem.Input(position, data);
-  JF_CHECK(api_.cuMemcpyHtoD(execution.input, input.data(), input.size()) == cuda::CUDA_SUCCESS);
   Bytes before(problem.output_bytes(), std::byte{0xa5});
   if (problem.kind == OpKind::kRaggedAllToAll) {
     before = problem.Initial(position, data);
-    const Slices slices = problem.SlicesOf(position, data);
-    cuda::CUdeviceptr at = execution.slices;
-    for (const auto* values :
-         {&slices.input_offsets, &slices.send_sizes, &slices.output_offsets, &slices.recv_sizes}) {
-      const size_t bytes = values->size() * sizeof(int64_t);
-      JF_CHECK(api_.cuMemcpyHtoD(at, values->data(), bytes) == cuda::CUDA_SUCCESS);
-      at += bytes;
-    }
+    FillSlices(execution, problem, position, data);
   }
+  // In place, the input is what counts.
+  const Bytes input = problem.Input(position, data);
   JF_CHECK(api_.cuMemcpyHtoD(execution.output, before.data(), before.size()) == cuda::CUDA_SUCCESS);
+  JF_CHECK(api_.cuMemcpyHtoD(execution.input, input.data(), input.size()) == cuda::CUDA_SUCCESS);
+}
+
+void GpuRank::FillSlices(const Execution& execution, const Problem& problem, int position,
+                         int data) {
+  const cuda::ScopedContext current(api_, context());
+  const Slices slices = problem.SlicesOf(position, data);
+  cuda::CUdeviceptr at = execution.slices;
+  for (const auto* values :
+       {&slices.input_offsets, &slices.send_sizes, &slices.output_offsets, &slices.recv_sizes}) {
+    const size_t bytes = values->size() * sizeof(int64_t);
+    JF_CHECK(api_.cuMemcpyHtoD(at, values->data(), bytes) == cuda::CUDA_SUCCESS);
+    at += bytes;
+  }
 }
 
 std::string GpuRank::Check(const Execution& execution, const Problem& problem, int position,
@@ -112,11 +184,8 @@ std::string GpuRank::Check(const Execution& execution, const Problem& problem, i
   return StrCat("wrong result: ", problem.Describe(), ", rank ", position, ", data ", data);
 }
 
-void GpuRank::Free(const Execution& execution) {
-  const cuda::ScopedContext current(api_, context());
-  (void)api_.cuMemFree(execution.input);
-  (void)api_.cuMemFree(execution.output);
-  if (execution.slices != 0) (void)api_.cuMemFree(execution.slices);
+void GpuRank::Free(const Execution&) {
+  if (--live_ == 0) used_ = 0;
 }
 
 std::string GpuRank::Synchronize() {
@@ -145,9 +214,12 @@ CallPointer MakeCall(const Problem& problem, const std::vector<int64_t>& ids, ui
 }
 
 std::string GpuProcess::OnEveryGpu(const std::function<std::string(GpuRank&, int)>& body) {
+  together = std::make_unique<std::barrier<>>(shape.ranks_each);
   return OnThreads(shape.ranks_each, [&](int local) {
     GpuRank rank(machine->api(), local);
-    return body(rank, fabric->process() * shape.ranks_each + local);
+    const std::string failed = body(rank, fabric->process() * shape.ranks_each + local);
+    together->arrive_and_drop();
+    return failed;
   });
 }
 

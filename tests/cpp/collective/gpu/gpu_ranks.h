@@ -1,6 +1,13 @@
-// Ranks that are emulated GPUs, of one process or of forked ones, and calls on them without XLA.
+// Ranks that are GPUs, of one process or of forked ones, and calls on them without XLA.
+//
+// The GPUs are emulated, or those of this computer, with the kernels of this build: then ranks
+// share a GPU where there are fewer of these. Everything of CUDA happens in forked children, since
+// CUDA does not outlive a fork. Ranks of one process on one GPU share its context, in which
+// allocating, freeing and loading code wait for the kernels that run, and these for other ranks. So
+// a rank takes all memory when it is made, and gpu_main.cc has code loaded at once.
 #pragma once
 
+#include <barrier>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,14 +19,17 @@
 
 namespace jaxfabric::testing {
 
-// A driver with the GPUs of one process and all kernels.
+// A driver with the GPUs of one process and all kernels. One at a time in a process.
 class Machine {
  public:
-  // The GPUs of process `process`, all different, or all the same one.
+  // The GPUs of process `process`, all different where there are so many, or all the same one.
   enum class Gpus { kOneEach, kOneForAll };
   Machine(Shape shape, int process, Gpus gpus = Gpus::kOneEach);
-  cuda::FakeDriver& driver() { return *driver_; }
-  const cuda::Api& api() const { return driver_->api(); }
+  // From here on, in this process and its children: this computer's GPUs.
+  static void UseHardware();
+  static bool OnHardware();
+  cuda::FakeDriver& driver() { return *driver_; }  // not on hardware
+  const cuda::Api& api() const { return *api_; }
   // For a fabric over them.
   Options AddTo(Options options) const;
 
@@ -27,12 +37,13 @@ class Machine {
   Shape shape_;
   int process_;
   std::unique_ptr<cuda::FakeDriver> driver_;
+  const cuda::Api* api_ = nullptr;
 };
 
 // A rank's GPU as a program uses it: a stream, and memory.
 class GpuRank {
  public:
-  GpuRank(const cuda::Api& api, int ordinal);
+  GpuRank(const cuda::Api& api, int ordinal, size_t bytes = size_t{64} << 20);
   ~GpuRank();
 
   const cuda::Api& api() const { return api_; }
@@ -45,10 +56,17 @@ class GpuRank {
     cuda::CUdeviceptr input = 0, output = 0, slices = 0;
     Buffers buffers;
   };
-  Execution Make(const Problem& problem, int position, int data);
+  // `offset`: of input and output, from an address that is a multiple of 256. In place, which needs
+  // equal sizes, the output is where the input is.
+  Execution Make(const Problem& problem, int position, int data, size_t offset = 0,
+                 bool in_place = false);
+  // The same without contents.
+  Execution Place(const Problem& problem, size_t offset = 0, bool in_place = false);
+  void FillSlices(const Execution& execution, const Problem& problem, int position, int data);
   void Fill(const Execution& execution, const Problem& problem, int position, int data);
   // "" if the bytes are right. The stream is idle.
   std::string Check(const Execution& execution, const Problem& problem, int position, int data);
+  // Memory is used again when every execution has been freed.
   void Free(const Execution& execution);
   // Waits for the stream; "" for success.
   std::string Synchronize();
@@ -58,6 +76,11 @@ class GpuRank {
   const int ordinal_;
   cuda::PrimaryContext context_;
   cuda::Stream stream_;
+  cuda::CUdeviceptr Take(size_t bytes);
+  const size_t bytes_;
+  cuda::CUdeviceptr memory_ = 0;
+  size_t used_ = 0;
+  int live_ = 0;
 };
 
 // Launches `call` once on a rank and checks the result.
@@ -76,6 +99,9 @@ struct GpuProcess {
   std::unique_ptr<Machine> machine;
   std::shared_ptr<Fabric> fabric;
 
+  // Where the ranks of this process wait for each other: when they have made what the driver may
+  // let wait for kernels.
+  std::unique_ptr<std::barrier<>> together;
   // Every local rank on a thread: body(rank, position) returns what went wrong.
   std::string OnEveryGpu(const std::function<std::string(GpuRank&, int)>& body);
 };

@@ -1,0 +1,165 @@
+"""Every collective in programs of jax.jit and jax.shard_map, on whatever platform JAX has.
+
+    jaxfabric run -n 2 -- python tests/gpu/gpu_job.py PLATFORM GPUS
+
+Compares what jaxfabric.lax gives, and jax.lax with the switch on, with numpy, and insists that the
+fabric ran all of it. Processes take GPUs in turn: with fewer GPUs than processes these share them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.lax import parallel
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxfabric
+import jaxfabric.lax
+
+PLATFORM, GPUS = sys.argv[1], int(sys.argv[2])
+if PLATFORM == "gpu":
+    # Read when JAX starts its backend.
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(int(os.environ["JAXFABRIC_PROCESS_ID"]) % GPUS)
+jaxfabric.initialize()
+assert jax.default_backend() == PLATFORM, jax.default_backend()
+n, process = jax.device_count(), jax.process_index()
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+ring = [(k, (k + 1) % n) for k in range(n)]
+
+
+def spread(f, **options):
+    """The function of a rank's part as a program."""
+    mapped = jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False)
+    return jax.jit(mapped, **options)
+
+
+def parts(count, seed):
+    """Integers as floats, so that sums have one result: a row for each rank."""
+    rows = np.random.default_rng(seed).integers(-99, 99, (n, count))
+    return rows.astype(np.float32)
+
+
+def array(rows):
+    """One global array of what each rank has; the first dimension is that of the ranks."""
+    whole = rows.reshape(-1, *rows.shape[2:])
+    return jax.make_array_from_callback(
+        whole.shape, NamedSharding(mesh, P("i")), lambda at: whole[at]
+    )
+
+
+def check(name, y, want):
+    """`want`: of every rank."""
+    for shard in y.addressable_shards:
+        rank = (shard.index[0].start or 0) // shard.data.shape[0]
+        np.testing.assert_array_equal(np.asarray(shard.data), want[rank], f"{name}, rank {rank}")
+
+
+def dense(lax, count):
+    """Calls of `count` elements from each rank to each, several launches with other values."""
+    programs = {
+        "psum": (lambda x: lax.psum(x, "i"), lambda x: [x.sum(0)] * n),
+        "pmax": (lambda x: lax.pmax(x, "i"), lambda x: [x.max(0)] * n),
+        "all_gather": (
+            lambda x: lax.all_gather(x, "i", tiled=True),
+            lambda x: [x.reshape(-1)] * n,
+        ),
+        "psum_scatter": (
+            lambda x: lax.psum_scatter(x, "i", tiled=True),
+            lambda x: x.sum(0).reshape(n, -1),
+        ),
+        "all_to_all": (
+            lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True),
+            lambda x: x.reshape(n, n, -1).swapaxes(0, 1).reshape(n, -1),
+        ),
+        "ppermute": (lambda x: lax.ppermute(x, "i", ring), lambda x: np.roll(x, 1, 0)),
+        "pbroadcast": (lambda x: lax.pbroadcast(x, "i", n - 1), lambda x: [x[n - 1]] * n),
+    }
+    for name, (rank_program, numpy_program) in programs.items():
+        program = spread(rank_program)
+        for seed in range(3):
+            rows = parts(count * n, seed)
+            check(name, program(array(rows)), numpy_program(rows))
+
+
+def ragged(lax):
+    """Rank r sends r + k + 1 rows to rank k, which has room for 2 n of each."""
+    room, width = 2 * n, 3
+    sizes = np.add.outer(np.arange(n), np.arange(n)).astype(np.int32) + 1
+    starts = np.cumsum(sizes, 1, dtype=np.int32) - sizes
+    place = np.repeat(np.arange(n, dtype=np.int32)[:, None] * room, n, 1)
+    rows = parts(int(sizes.sum(1).max()) * width, 5).reshape(n, -1, width)
+    program = spread(
+        lambda x, *metadata: lax.ragged_all_to_all(
+            x, jnp.zeros((n * room, width), x.dtype), *metadata, axis_name="i"
+        )
+    )
+    y = program(*map(array, (rows, starts, sizes, place, sizes.T.copy())))
+    want = np.zeros((n, n * room, width), np.float32)
+    for source in range(n):
+        for to in range(n):
+            begin, size = starts[source, to], sizes[source, to]
+            want[to, source * room : source * room + size] = rows[source, begin : begin + size]
+    check("ragged_all_to_all", y, want)
+
+
+def transforms(lax):
+    """A gradient, a loop, and an operand whose memory the result may have."""
+    rows = parts(6, 7)
+
+    def loss(x):
+        return (lax.psum(x, "i") ** 2).sum() / 2
+
+    check("gradient", spread(jax.grad(loss))(array(rows)), [n * rows.sum(0)] * n)
+
+    def body(carry, _):
+        return lax.ppermute(carry, "i", ring) + lax.psum(carry, "i"), None
+
+    y = spread(lambda x: jax.lax.scan(body, x, None, length=6)[0])(array(rows))
+    want = rows
+    for _ in range(6):
+        want = np.roll(want, 1, 0) + want.sum(0)
+    check("loop", y, want)
+
+    program = spread(lambda x: lax.psum(x, "i"), donate_argnums=0)
+    for seed in range(4):
+        x = array(parts(40000, seed))
+        check("donated", program(x), [parts(40000, seed).sum(0)] * n)
+        assert x.is_deleted()
+
+
+def halves():
+    """Starts with work before their ends."""
+
+    def f(x):
+        moved = parallel.ppermute_start(x, "i", ring)
+        gathered = parallel.all_gather_start(x, "i", tiled=True)
+        return x * 2 + moved.done(), gathered.done()
+
+    program = spread(f)
+    for seed in range(3):
+        rows = parts(1000, seed)
+        moved, gathered = program(array(rows))
+        check("ppermute_start", moved, rows * 2 + np.roll(rows, 1, 0))
+        check("all_gather_start", gathered, [rows.reshape(-1)] * n)
+
+
+for library, switch in ((jaxfabric.lax, contextlib.nullcontext()), (jax.lax, jaxfabric.enabled())):
+    with switch:
+        for size in (1, 5, 30001):
+            dense(library, size)
+        ragged(library)
+        transforms(library)
+        if library is jax.lax:
+            halves()
+        print(library.__name__, flush=True)
+
+ran = jaxfabric.report()
+assert ran.counts().keys() == {"jaxfabric"}, str(ran)
+assert bool(jaxfabric.status().gpus) == (PLATFORM == "gpu"), jaxfabric.status()
+print("done", flush=True)

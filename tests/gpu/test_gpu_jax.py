@@ -1,0 +1,48 @@
+"""JAX programs with collectives between processes, on the GPUs of this machine."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+import support
+
+JOB = support.ROOT / "tests" / "gpu" / "gpu_job.py"
+GRAPHS = "--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
+
+
+@pytest.fixture(scope="module")
+def gpus():
+    try:
+        count = len(jax.devices("gpu"))
+    except RuntimeError as error:
+        pytest.skip(f"JAX has no GPU: {error}")
+    return count
+
+
+def run(processes, gpus, **env):
+    env = {
+        "JAX_PLATFORMS": "cuda,cpu",
+        "JAXFABRIC_GPU_LIMITS": "*=1G",
+        "JAXFABRIC_DEADLINE": "60",
+        # Processes share the memory of a GPU.
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        **env,
+    }
+    result = support.run_job(JOB, processes, "gpu", str(gpus), env=env, timeout=170)
+    assert result.returncode == 0, result.explain()
+    for process in range(processes):
+        assert result.lines_of(process)[-1] == "done", result.explain()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("flags", ["", GRAPHS], ids=["streams", "graphs"])
+def test_processes_that_share_a_gpu(gpus, flags):
+    run(2, 1, XLA_FLAGS=flags)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("flags", ["", GRAPHS], ids=["streams", "graphs"])
+def test_processes_with_a_gpu_each(gpus, flags):
+    if gpus < 2:
+        pytest.skip("needs two GPUs")
+    run(min(gpus, 8), gpus, XLA_FLAGS=flags)
