@@ -45,18 +45,39 @@ void GpuDomain::Watch() {
   while (!stopping_) {
     changed_.wait_for(lock, kInterval);
     // Also when stopping: the last record may be the reason.
-    std::vector<std::pair<std::shared_ptr<GpuCommunicator>, device::FaultRecord>> faults;
-    for (auto& [key, communicator] : communicators_) {
-      if (!communicator || communicator->fault_seen_) continue;
-      if (LoadShared(communicator->fault_->kind) == 0) continue;
-      communicator->fault_seen_ = true;
-      faults.emplace_back(communicator, *communicator->fault_);
-    }
-    if (faults.empty()) continue;
-    lock.unlock();
-    for (const auto& [communicator, fault] : faults) Report(*communicator, fault);
-    lock.lock();
+    ReportFaults(lock);
   }
+}
+
+void GpuDomain::ReportFaults(std::unique_lock<std::mutex>& lock) {
+  std::vector<std::pair<std::shared_ptr<GpuCommunicator>, device::FaultRecord>> faults;
+  for (auto& [key, communicator] : communicators_) {
+    if (communicator->fault_seen_ || LoadShared(communicator->fault_->kind) == 0) continue;
+    communicator->fault_seen_ = true;
+    faults.emplace_back(communicator, *communicator->fault_);
+  }
+  if (faults.empty()) return;
+  ++reporting_;
+  lock.unlock();
+  for (const auto& [communicator, fault] : faults) Report(*communicator, fault);
+  lock.lock();
+  --reporting_;
+  changed_.notify_all();
+}
+
+Status GpuDomain::Fail(Status status) {
+  std::unique_lock lock(mutex_);
+  return FailUnlocked(lock, std::move(status));
+}
+
+Status GpuDomain::FailUnlocked(std::unique_lock<std::mutex>& lock, Status status) {
+  // After a kernel has failed the driver refuses everything: what the kernel says is the reason.
+  ReportFaults(lock);
+  changed_.wait(lock, [this] { return reporting_ == 0; });
+  if (!failure_.ok()) return failure_;
+  lock.unlock();
+  uplink_.fail(status);
+  return status;
 }
 
 void GpuDomain::Report(const GpuCommunicator& communicator, const device::FaultRecord& fault) {
@@ -167,7 +188,6 @@ void GpuDomain::OnGone(int process) {
   std::lock_guard lock(mutex_);
   for (auto& [rank, gpu] : known_) gpu.gone |= gpu.process == process;
   for (auto& [key, communicator] : communicators_) {
-    if (!communicator) continue;
     for (size_t i = 0; i < communicator->ranks_.size(); ++i) {
       if (known_.at(communicator->ranks_[i]).gone) StoreShared(communicator->control_->gone[i], 1);
     }
@@ -181,7 +201,7 @@ void GpuDomain::Abort(const Status& cause) {
   // Release: who sees it finds failure_ set.
   failed_.store(true, std::memory_order_release);
   for (auto& [key, communicator] : communicators_) {
-    if (communicator) StoreShared(communicator->control_->abort, 1);
+    StoreShared(communicator->control_->abort, 1);
   }
   changed_.notify_all();
 }

@@ -146,6 +146,28 @@ TEST(GpuFailure, GpusThatOneProcessCannotUseAreNobodys) {
             "");
 }
 
+// What fails on one rank alone, before its kernel runs, is not waited for by the others.
+TEST(GpuFailure, ARankThatCannotTakePartSaysSo) {
+  // Of the set-up: the arena, and what follows once all have announced theirs; then the launch.
+  for (const char* call : {"cuMemsetD8", "cuEventCreate", "cuLaunchKernel"}) {
+    Options options = TestOptions();
+    options.deadline = 5;
+    const auto body = [&](GpuProcess& process) {
+      const CallPointer sum = MakeCall(kSum, kTwo.Ids(), 7);
+      return process.OnEveryGpu([&](GpuRank& rank, int position) {
+        if (position == 1) {
+          process.machine->driver().FailCall(call, 1, cuda::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        const auto execution = rank.Make(kSum, position, 0);
+        const Status launched = sum->Launch(rank.ordinal(), rank.stream(), execution.buffers);
+        return Expect(FailureOf(*process.fabric), {call, "CUDA_ERROR_OUT_OF_MEMORY"}) +
+               (position == 1 ? Expect(launched.ToString(), {call}) : std::string());
+      });
+    };
+    EXPECT_EQ(OnGpus(kTwo, body, Machine::Gpus::kOneEach, options), "") << call;
+  }
+}
+
 TEST(GpuFailure, APoolThatIsFullSaysSo) {
   const Shape shape{1, 2};
   const std::string failed = OnGpus(shape, [&](GpuProcess& process) {
