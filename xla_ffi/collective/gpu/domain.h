@@ -77,7 +77,9 @@ class GpuDomain {
   std::vector<int> HelloFds() const;
   Status Greet(int process, const std::string& hello, std::vector<UniqueFd> fds);
   void Start();
-  // Ends the thread. Kernels that wait are ended by Abort().
+  // Ends set-ups that wait and refuses further launches. Waits for kernels in flight, for which
+  // their peers may wait as well: they end when the peers come, when the fabric fails, or after a
+  // while. Then ends the thread.
   void Stop();
 
   // --- from the control plane
@@ -164,6 +166,7 @@ class GpuDomain {
   uint32_t LanesFor(const std::vector<int64_t>& ranks) const;
 
   void Watch();
+  void AbortKernels();  // with the lock held
   // Reports the faults that kernels have left since the last time; unlocks meanwhile.
   void ReportFaults(std::unique_lock<std::mutex>& lock);
   // Fail() for who holds the lock, which it gives up.
@@ -196,6 +199,7 @@ class GpuDomain {
   Status failure_;
   std::atomic<bool> failed_{false};
   int reporting_ = 0;  // threads in ReportFaults()
+  Clock::time_point abort_at_ = Clock::time_point::max();
   bool stopping_ = false;
   std::thread watch_;
 };

@@ -13,6 +13,8 @@ namespace {
 constexpr auto kInterval = std::chrono::milliseconds(5);
 // How long another process has for an answer: it may be the one that hangs.
 constexpr auto kPatience = std::chrono::milliseconds(500);
+// How long Stop() waits for the peers of kernels in flight.
+constexpr auto kStopPatience = std::chrono::seconds(30);
 
 // Words that kernels read and write while the host does.
 uint32_t LoadShared(const uint32_t& word) {
@@ -32,12 +34,25 @@ void GpuDomain::Start() {
 }
 
 void GpuDomain::Stop() {
+  if (!watch_.joinable()) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_.ok()) failure_ = Status(Code::kCancelled, "jaxfabric was shut down");
+    // Release: as in Abort().
+    failed_.store(true, std::memory_order_release);
+    abort_at_ = Clock::now() + kStopPatience;
+  }
+  changed_.notify_all();  // who waits in a set-up
+  for (const Local& local : gpus_) {
+    const cuda::ScopedContext current(*api_, local.gpu->context());
+    if (current.status().ok()) (void)api_->cuCtxSynchronize();
+  }
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
-  if (watch_.joinable()) watch_.join();
+  watch_.join();
 }
 
 void GpuDomain::Watch() {
@@ -46,6 +61,7 @@ void GpuDomain::Watch() {
     changed_.wait_for(lock, kInterval);
     // Also when stopping: the last record may be the reason.
     ReportFaults(lock);
+    if (Clock::now() >= abort_at_) AbortKernels();
   }
 }
 
@@ -195,14 +211,18 @@ void GpuDomain::OnGone(int process) {
   changed_.notify_all();
 }
 
+void GpuDomain::AbortKernels() {
+  for (auto& [key, communicator] : communicators_) {
+    StoreShared(communicator->control_->abort, 1);
+  }
+}
+
 void GpuDomain::Abort(const Status& cause) {
   std::lock_guard lock(mutex_);
   if (failure_.ok()) failure_ = cause;
   // Release: who sees it finds failure_ set.
   failed_.store(true, std::memory_order_release);
-  for (auto& [key, communicator] : communicators_) {
-    StoreShared(communicator->control_->abort, 1);
-  }
+  AbortKernels();
   changed_.notify_all();
 }
 
