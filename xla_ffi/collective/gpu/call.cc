@@ -170,14 +170,16 @@ Status GpuCall::Launch(int ordinal, cuda::CUstream stream, const Buffers& buffer
   const cuda::ScopedContext current(binding->domain->api(),
                                     binding->domain->gpu(binding->local).context());
   JF_RETURN_IF_ERROR(current.status());
-  return LaunchBound(*binding, stream, buffers);
+  Status launched = LaunchBound(*binding, stream, buffers);
+  // The other ranks' kernels wait for this one.
+  return launched.ok() ? launched : binding->domain->Fail(std::move(launched));
 }
 
 Status GpuCall::Start(int ordinal, cuda::CUstream stream, const Buffers& buffers) {
   JF_ASSIGN_OR_RETURN(Binding* const binding, BindingFor(ordinal, buffers));
-  return binding->domain->StartBeside(binding->local, stream, spec_.site, [&](cuda::CUstream side) {
-    return LaunchBound(*binding, side, buffers);
-  });
+  const auto launch = [&](cuda::CUstream side) { return LaunchBound(*binding, side, buffers); };
+  Status started = binding->domain->StartBeside(binding->local, stream, spec_.site, launch);
+  return started.ok() ? started : binding->domain->Fail(std::move(started));
 }
 
 Status GpuCall::LaunchBound(const Binding& binding, cuda::CUstream stream, const Buffers& buffers) {

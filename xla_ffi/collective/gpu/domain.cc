@@ -207,8 +207,11 @@ Result<std::shared_ptr<GpuCommunicator>> GpuDomain::CommunicatorFor(
   Local& owner = gpus_[static_cast<size_t>(local)];
   const GroupKey key{ranks, slot};
   std::unique_lock lock(mutex_);
-  auto& communicator = communicators_[{key, owner.rank}];
-  if (communicator) return communicator;
+  const auto made = [&] {
+    const auto found = communicators_.find({key, owner.rank});
+    return found == communicators_.end() ? nullptr : found->second;
+  };
+  if (auto communicator = made()) return communicator;
   if (!failure_.ok()) return failure_;
   for (int64_t rank : ranks) {
     if (!known_.contains(rank)) {
@@ -223,21 +226,22 @@ Result<std::shared_ptr<GpuCommunicator>> GpuDomain::CommunicatorFor(
   auto& arenas = arenas_[key];
   if (!arenas.contains(owner.rank)) {
     auto arena = TakeArena(owner, static_cast<uint32_t>(ranks.size()));
-    if (!arena.ok()) return arena.status().WithContext(call);
+    if (!arena.ok()) return FailUnlocked(lock, arena.status().WithContext(call));
     arenas[owner.rank] = *arena;
     AnnounceArena(key, owner.rank, *arena);
     changed_.notify_all();
   }
   JF_RETURN_IF_ERROR(AwaitArenas(lock, key, owner.rank, call));
   // Another thread may have been here meanwhile.
-  auto& made = communicators_[{key, owner.rank}];
-  if (made) return made;
+  if (auto communicator = made()) return communicator;
   auto fresh = std::make_shared<GpuCommunicator>();
   fresh->local_ = local;
   fresh->ranks_ = ranks;
   fresh->slot_ = slot;
-  JF_RETURN_IF_ERROR(FillView(*fresh, owner, key));
-  made = fresh;
+  if (const Status filled = FillView(*fresh, owner, key); !filled.ok()) {
+    return FailUnlocked(lock, filled.WithContext(call));
+  }
+  communicators_[{key, owner.rank}] = fresh;
   return fresh;
 }
 
@@ -263,15 +267,14 @@ Status GpuDomain::AwaitArenas(std::unique_lock<std::mutex>& lock, const GroupKey
     }
     const int64_t culprit = gone == late.end() ? late[0] : *gone;
     lock.unlock();
-    const Status failed(
+    Status failed(
         gone == late.end() ? Code::kDeadlineExceeded : Code::kUnavailable,
         gone == late.end()
             ? StrCat(Name(rank), " waited ", options_.deadline, " s in ", call, " for ",
                      Name(culprit), ", which is in ", Ask(culprit, 0))
             : StrCat(Name(culprit), " has ended, and ", Name(rank), " waits for it in ", call));
-    uplink_.fail(failed);
     lock.lock();
-    return failed;
+    return FailUnlocked(lock, std::move(failed));
   }
 }
 

@@ -51,7 +51,7 @@ class GpuCommunicator {
   device::Communicator view_{};
   device::FaultRecord* fault_ = nullptr;  // as the host addresses them
   device::HostControl* control_ = nullptr;
-  bool fault_seen_ = false;  // the watch thread's
+  bool fault_seen_ = false;  // guarded by the domain's mutex
   std::atomic<cuda::CUstream> last_stream_{nullptr};
   std::mutex order_mutex_;
   cuda::Event order_;
@@ -77,7 +77,9 @@ class GpuDomain {
   std::vector<int> HelloFds() const;
   Status Greet(int process, const std::string& hello, std::vector<UniqueFd> fds);
   void Start();
-  // Ends the thread. Kernels that wait are ended by Abort().
+  // Ends set-ups that wait and refuses further launches. Waits for kernels in flight, for which
+  // their peers may wait as well: they end when the peers come, when the fabric fails, or after a
+  // while. Then ends the thread.
   void Stop();
 
   // --- from the control plane
@@ -108,6 +110,8 @@ class GpuDomain {
   Status Copy(int ordinal, cuda::CUstream stream, void* to, const void* from, size_t bytes);
   // How messages name the call with this header.
   void Describe(uint32_t header, std::string call);
+  // A call cannot go on here: ends it on all ranks. Returns why, which may be an earlier failure.
+  Status Fail(Status status);
   // OK while healthy.
   Status failure() const;
   // Acquire: pairs with Abort(), so failure() is set.
@@ -162,6 +166,11 @@ class GpuDomain {
   uint32_t LanesFor(const std::vector<int64_t>& ranks) const;
 
   void Watch();
+  void AbortKernels();  // with the lock held
+  // Reports the faults that kernels have left since the last time; unlocks meanwhile.
+  void ReportFaults(std::unique_lock<std::mutex>& lock);
+  // Fail() for who holds the lock, which it gives up.
+  Status FailUnlocked(std::unique_lock<std::mutex>& lock, Status status);
   void Report(const GpuCommunicator& communicator, const device::FaultRecord& fault);
   // What a rank is doing: the call with this header, or the last one it launched if that is 0.
   std::string Ask(int64_t rank, uint32_t header);
@@ -189,6 +198,8 @@ class GpuDomain {
   uint64_t next_question_ = 0;
   Status failure_;
   std::atomic<bool> failed_{false};
+  int reporting_ = 0;  // threads in ReportFaults()
+  Clock::time_point abort_at_ = Clock::time_point::max();
   bool stopping_ = false;
   std::thread watch_;
 };

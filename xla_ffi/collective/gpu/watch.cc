@@ -13,6 +13,8 @@ namespace {
 constexpr auto kInterval = std::chrono::milliseconds(5);
 // How long another process has for an answer: it may be the one that hangs.
 constexpr auto kPatience = std::chrono::milliseconds(500);
+// How long Stop() waits for the peers of kernels in flight.
+constexpr auto kStopPatience = std::chrono::seconds(30);
 
 // Words that kernels read and write while the host does.
 uint32_t LoadShared(const uint32_t& word) {
@@ -32,12 +34,25 @@ void GpuDomain::Start() {
 }
 
 void GpuDomain::Stop() {
+  if (!watch_.joinable()) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (failure_.ok()) failure_ = Status(Code::kCancelled, "jaxfabric was shut down");
+    // Release: as in Abort().
+    failed_.store(true, std::memory_order_release);
+    abort_at_ = Clock::now() + kStopPatience;
+  }
+  changed_.notify_all();  // who waits in a set-up
+  for (const Local& local : gpus_) {
+    const cuda::ScopedContext current(*api_, local.gpu->context());
+    if (current.status().ok()) (void)api_->cuCtxSynchronize();
+  }
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
-  if (watch_.joinable()) watch_.join();
+  watch_.join();
 }
 
 void GpuDomain::Watch() {
@@ -45,18 +60,40 @@ void GpuDomain::Watch() {
   while (!stopping_) {
     changed_.wait_for(lock, kInterval);
     // Also when stopping: the last record may be the reason.
-    std::vector<std::pair<std::shared_ptr<GpuCommunicator>, device::FaultRecord>> faults;
-    for (auto& [key, communicator] : communicators_) {
-      if (!communicator || communicator->fault_seen_) continue;
-      if (LoadShared(communicator->fault_->kind) == 0) continue;
-      communicator->fault_seen_ = true;
-      faults.emplace_back(communicator, *communicator->fault_);
-    }
-    if (faults.empty()) continue;
-    lock.unlock();
-    for (const auto& [communicator, fault] : faults) Report(*communicator, fault);
-    lock.lock();
+    ReportFaults(lock);
+    if (Clock::now() >= abort_at_) AbortKernels();
   }
+}
+
+void GpuDomain::ReportFaults(std::unique_lock<std::mutex>& lock) {
+  std::vector<std::pair<std::shared_ptr<GpuCommunicator>, device::FaultRecord>> faults;
+  for (auto& [key, communicator] : communicators_) {
+    if (communicator->fault_seen_ || LoadShared(communicator->fault_->kind) == 0) continue;
+    communicator->fault_seen_ = true;
+    faults.emplace_back(communicator, *communicator->fault_);
+  }
+  if (faults.empty()) return;
+  ++reporting_;
+  lock.unlock();
+  for (const auto& [communicator, fault] : faults) Report(*communicator, fault);
+  lock.lock();
+  --reporting_;
+  changed_.notify_all();
+}
+
+Status GpuDomain::Fail(Status status) {
+  std::unique_lock lock(mutex_);
+  return FailUnlocked(lock, std::move(status));
+}
+
+Status GpuDomain::FailUnlocked(std::unique_lock<std::mutex>& lock, Status status) {
+  // After a kernel has failed the driver refuses everything: what the kernel says is the reason.
+  ReportFaults(lock);
+  changed_.wait(lock, [this] { return reporting_ == 0; });
+  if (!failure_.ok()) return failure_;
+  lock.unlock();
+  uplink_.fail(status);
+  return status;
 }
 
 void GpuDomain::Report(const GpuCommunicator& communicator, const device::FaultRecord& fault) {
@@ -167,7 +204,6 @@ void GpuDomain::OnGone(int process) {
   std::lock_guard lock(mutex_);
   for (auto& [rank, gpu] : known_) gpu.gone |= gpu.process == process;
   for (auto& [key, communicator] : communicators_) {
-    if (!communicator) continue;
     for (size_t i = 0; i < communicator->ranks_.size(); ++i) {
       if (known_.at(communicator->ranks_[i]).gone) StoreShared(communicator->control_->gone[i], 1);
     }
@@ -175,14 +211,18 @@ void GpuDomain::OnGone(int process) {
   changed_.notify_all();
 }
 
+void GpuDomain::AbortKernels() {
+  for (auto& [key, communicator] : communicators_) {
+    StoreShared(communicator->control_->abort, 1);
+  }
+}
+
 void GpuDomain::Abort(const Status& cause) {
   std::lock_guard lock(mutex_);
   if (failure_.ok()) failure_ = cause;
   // Release: who sees it finds failure_ set.
   failed_.store(true, std::memory_order_release);
-  for (auto& [key, communicator] : communicators_) {
-    if (communicator) StoreShared(communicator->control_->abort, 1);
-  }
+  AbortKernels();
   changed_.notify_all();
 }
 

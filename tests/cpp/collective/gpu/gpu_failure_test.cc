@@ -153,6 +153,79 @@ TEST(GpuFailure, GpusThatOneProcessCannotUseAreNobodys) {
             "");
 }
 
+// What fails on one rank alone, before its kernel runs, is not waited for by the others.
+TEST(GpuFailure, ARankThatCannotTakePartSaysSo) {
+  // Of the set-up: the arena, and what follows once all have announced theirs; then the launch.
+  for (const char* call : {"cuMemsetD8", "cuEventCreate", "cuLaunchKernel"}) {
+    Options options = TestOptions();
+    options.deadline = 5;
+    const auto body = [&](GpuProcess& process) {
+      const CallPointer sum = MakeCall(kSum, kTwo.Ids(), 7);
+      return process.OnEveryGpu([&](GpuRank& rank, int position) {
+        if (position == 1) {
+          process.machine->driver().FailCall(call, 1, cuda::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        const auto execution = rank.Make(kSum, position, 0);
+        const Status launched = sum->Launch(rank.ordinal(), rank.stream(), execution.buffers);
+        return Expect(FailureOf(*process.fabric), {call, "CUDA_ERROR_OUT_OF_MEMORY"}) +
+               (position == 1 ? Expect(launched.ToString(), {call}) : std::string());
+      });
+    };
+    EXPECT_EQ(OnGpus(kTwo, body, Machine::Gpus::kOneEach, options), "") << call;
+  }
+}
+
+TEST(GpuShutdown, SetUpsThatWaitEnd) {
+  const Shape shape{1, 2};
+  Options options = TestOptions();
+  options.deadline = 5;
+  const auto body = [&](GpuProcess& process) {
+    const CallPointer call = MakeCall(kSum, shape.Ids(), 7);
+    return process.OnEveryGpu([&](GpuRank& rank, int position) -> std::string {
+      if (position == 0) {
+        const auto execution = rank.Make(kSum, position, 0);
+        const Status prepared = call->Prepare(rank.ordinal(), execution.buffers);
+        return Expect(prepared.ToString(), {"CANCELLED", "jaxfabric was shut down"});
+      }
+      const auto free_bytes = [&] { return process.fabric->Counters()["gpu_pool_free_bytes"]; };
+      const uint64_t all = process.fabric->Counters()["gpu_pool_bytes"];
+      while (free_bytes() == all) std::this_thread::yield();
+      process.fabric->Shutdown();
+      return "";
+    });
+  };
+  EXPECT_EQ(OnGpus(shape, body, Machine::Gpus::kOneEach, options), "");
+}
+
+// A program ends while its last kernels are in flight, for which other ranks wait.
+TEST(GpuShutdown, KernelsInFlightAreWaitedFor) {
+  const auto body = [&](GpuProcess& process) {
+    const CallPointer call = MakeCall(kSum, kTwo.Ids(), 7);
+    return process.OnEveryGpu([&](GpuRank& rank, int position) {
+      auto execution = rank.Make(kSum, position, 0);
+      std::string failed = Text(call->Prepare(rank.ordinal(), execution.buffers));
+      if (position == 0) {
+        failed += Text(call->Launch(rank.ordinal(), rank.stream(), execution.buffers));
+        process.fabric->Shutdown();
+        if (rank.api().cuStreamQuery(rank.stream()) != cuda::CUDA_SUCCESS) failed += "not waited ";
+        // What comes now has nobody to wait for it.
+        failed += Expect(call->Launch(rank.ordinal(), rank.stream(), execution.buffers).ToString(),
+                         {"jaxfabric was shut down"});
+      } else {
+        for (int more = 0; more < 20; ++more) {
+          rank.Free(execution);
+          execution = rank.Make(kSum, position, 0);
+        }
+        failed += Text(call->Launch(rank.ordinal(), rank.stream(), execution.buffers));
+      }
+      failed += rank.Synchronize() + rank.Check(execution, kSum, position, 0);
+      rank.Free(execution);
+      return failed;
+    });
+  };
+  EXPECT_EQ(OnGpus(kTwo, body), "");
+}
+
 TEST(GpuFailure, APoolThatIsFullSaysSo) {
   const Shape shape{1, 2};
   const std::string failed = OnGpus(shape, [&](GpuProcess& process) {

@@ -291,6 +291,26 @@ CUresult Calls::cuStreamSynchronize(CUstream wanted) {
   return device.failed;
 }
 
+CUresult Calls::cuCtxSynchronize() {
+  FakeDriver::State& state = *Current();
+  std::unique_lock lock(state.mutex);
+  int ordinal = 0;
+  if (const CUresult error = state.CurrentDevice(&ordinal); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = state.ForbiddenInCapture(); error != CUDA_SUCCESS) return error;
+  const auto& device = state.devices[static_cast<size_t>(ordinal)];
+  const auto idle = [&](const auto& stream) {
+    return stream.device != ordinal || (!stream.busy && stream.queue.empty());
+  };
+  state.host_news.wait(lock, [&] {
+    return device.failed != CUDA_SUCCESS ||
+           (std::all_of(state.streams.begin(), state.streams.end(),
+                        [&](const auto& entry) { return idle(*entry.second); }) &&
+            std::all_of(state.dying_streams.begin(), state.dying_streams.end(),
+                        [&](const auto& stream) { return idle(*stream); }));
+  });
+  return device.failed;
+}
+
 CUresult Calls::cuEventCreate(CUevent* event, unsigned flags) {
   FakeDriver::State& state = *Current();
   const std::lock_guard lock(state.mutex);
