@@ -218,7 +218,8 @@ TEST(GpuShutdown, KernelsInFlightAreWaitedFor) {
         }
         failed += Text(call->Launch(rank.ordinal(), rank.stream(), execution.buffers));
       }
-      failed += rank.Synchronize() + rank.Check(execution, kSum, position, 0);
+      failed += rank.Synchronize();
+      failed += rank.Check(execution, kSum, position, 0);
       rank.Free(execution);
       return failed;
     });
