@@ -211,12 +211,27 @@ TEST(GpuShutdown, KernelsInFlightAreWaitedFor) {
         }
         failed += Text(call->Launch(rank.ordinal(), rank.stream(), execution.buffers));
       }
-      failed += rank.Synchronize() + rank.Check(execution, kSum, position, 0);
+      failed += rank.Synchronize();
+      failed += rank.Check(execution, kSum, position, 0);
       rank.Free(execution);
       return failed;
     });
   };
   EXPECT_EQ(OnGpus(kTwo, body), "");
+}
+
+// Later communicators have smaller arenas, down to what is of use.
+TEST(GpuPool, TheFirstCommunicatorsDoNotTakeAll) {
+  const Shape shape{1, 1};
+  Options options = TestOptions();
+  const auto body = [&](GpuProcess& process) -> std::string {
+    const size_t pool = process.fabric->Counters()["gpu_pool_bytes"];
+    const size_t first = 512 << 10;
+    int made = 0;
+    while (process.fabric->gpus()->CommunicatorFor(0, shape.Ids(), made + 10, "psum").ok()) ++made;
+    return std::cmp_greater(made, pool / first) ? "" : StrCat(made, " communicators");
+  };
+  EXPECT_EQ(OnGpus(shape, body, Machine::Gpus::kOneEach, options), "");
 }
 
 TEST(GpuFailure, APoolThatIsFullSaysSo) {
