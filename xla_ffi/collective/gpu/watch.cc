@@ -192,10 +192,12 @@ void GpuDomain::OnMessage(int process, WireReader& message) {
     const auto sender = known_.find(rank);
     // What does not fit is not ours to use.
     if (!message.ok() || sender == known_.end() || sender->second.process != process ||
-        bytes > sender->second.pool_bytes || offset > sender->second.pool_bytes - bytes) {
+        bytes > sender->second.pool_bytes || offset > sender->second.pool_bytes - bytes ||
+        offset % device::kLineBytes != 0) {
       return;
     }
-    arenas_[{ranks, slot}][rank] = {offset, bytes};
+    // The first counts: kernels may use it already.
+    arenas_[{ranks, slot}].try_emplace(rank, Arena{offset, bytes});
   }
   changed_.notify_all();
 }
