@@ -276,6 +276,27 @@ TEST(GpuFailure, ArenasThatCannotBeAreNotUsed) {
   EXPECT_EQ(OnGpus(shape, body, Machine::Gpus::kOneEach, options), "");
 }
 
+TEST(GpuShutdown, AfterAFailureNothingIsWaitedFor) {
+  const Shape shape{1, 1};
+  const auto body = [&](GpuProcess& process) {
+    Problem sum = kSum;
+    sum.size = 1;
+    const CallPointer call = MakeCall(sum, shape.Ids(), 7);
+    return process.OnEveryGpu([&](GpuRank& rank, int position) {
+      const auto execution = rank.Make(sum, position, 0);
+      process.machine->driver().Hold(rank.ordinal(), true);
+      std::string failed = Text(call->Prepare(rank.ordinal(), execution.buffers));
+      failed += Text(call->Launch(rank.ordinal(), rank.stream(), execution.buffers));
+      process.fabric->ReportFailure(Status(Code::kInternal, "planted"));
+      process.fabric->Shutdown();
+      if (rank.api().cuStreamQuery(rank.stream()) != cuda::CUDA_ERROR_NOT_READY) failed += "ended";
+      process.machine->driver().Hold(rank.ordinal(), false);
+      return failed;
+    });
+  };
+  EXPECT_EQ(OnGpus(shape, body), "");
+}
+
 // Later communicators have smaller arenas, down to what is of use.
 TEST(GpuPool, TheFirstCommunicatorsDoNotTakeAll) {
   const Shape shape{1, 1};
