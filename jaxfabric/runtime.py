@@ -158,8 +158,9 @@ def initialize(
 def shutdown() -> None:
     """Disconnects from the other processes and frees everything the fabric holds. Idempotent.
 
-    Collectives in flight fail. After a failure JAX's distributed client is dropped rather than shut
-    down, because its shutdown waits for processes that may be dead.
+    Collectives in flight fail; those on GPUs have 30 seconds to end. After a failure JAX's
+    distributed client is dropped rather than shut down, because its shutdown waits for processes
+    that may be dead.
     """
     global _session
     with _lock:

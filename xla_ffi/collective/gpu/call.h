@@ -54,7 +54,6 @@ class GpuCall {
     uint64_t amount = 0;  // elements or bytes, as the kernel counts
     uint32_t root = 0;
     int32_t target = -1, source = -1;
-    uint64_t fabric_serial = 0;
   };
 
   Status LaunchBound(const Binding& binding, cuda::CUstream stream, const Buffers& buffers);

@@ -118,7 +118,12 @@ Status GpuDomain::Greet(int process, const std::string& hello, std::vector<Uniqu
                  ") cannot be addressed by the GPUs of process ", process_));
     }
     std::lock_guard lock(mutex_);
-    Remote& remote = known_[rank];
+    const auto [entry, added] = known_.try_emplace(rank);
+    Remote& remote = entry->second;
+    if (!added) {
+      return Status(Code::kInvalidArgument, StrCat("rank ", rank, " is a GPU of process ",
+                                                   remote.process, " and of process ", process));
+    }
     remote.process = process;
     remote.pool = pool->data();
     remote.pool_bytes = pool->bytes();
@@ -177,13 +182,15 @@ uint32_t GpuDomain::LanesFor(const std::vector<int64_t>& ranks) const {
 }
 
 Result<GpuDomain::Arena> GpuDomain::TakeArena(Local& local, uint32_t ranks) {
-  // What is left is shared out more sparingly than what there was.
+  // What is left is shared out more sparingly than what there was: nobody takes all of it.
   size_t bytes = options_.arena_bytes;
-  while (bytes > local.gpu->pool_free() && bytes > kSmallestArena) bytes /= 2;
+  while (bytes > local.gpu->pool_free() / 2 && bytes > kSmallestArena) bytes /= 2;
   auto offset = local.gpu->Allocate(bytes);
   if (!offset.ok()) {
+    const bool full = bytes > local.gpu->pool_free();
     return offset.status().WithContext(StrCat("no arena for one more communicator of ", ranks,
-                                              " ranks; raise JAXFABRIC_GPU_POOL_BYTES"));
+                                              " ranks",
+                                              full ? "; raise JAXFABRIC_GPU_POOL_BYTES" : ""));
   }
   return Arena{*offset, bytes};
 }

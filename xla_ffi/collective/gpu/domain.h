@@ -77,9 +77,9 @@ class GpuDomain {
   std::vector<int> HelloFds() const;
   Status Greet(int process, const std::string& hello, std::vector<UniqueFd> fds);
   void Start();
-  // Ends set-ups that wait and refuses further launches. Waits for kernels in flight, for which
-  // their peers may wait as well: they end when the peers come, when the fabric fails, or after a
-  // while. Then ends the thread.
+  // Ends set-ups that wait and refuses further launches. Unless the fabric has failed it waits for
+  // kernels in flight, for which their peers may wait as well: they end when the peers come, when
+  // the fabric fails, or after a while. Then ends the thread.
   void Stop();
 
   // --- from the control plane

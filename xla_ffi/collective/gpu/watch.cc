@@ -35,15 +35,19 @@ void GpuDomain::Start() {
 
 void GpuDomain::Stop() {
   if (!watch_.joinable()) return;
+  bool healthy = false;
   {
     std::lock_guard lock(mutex_);
-    if (failure_.ok()) failure_ = Status(Code::kCancelled, "jaxfabric was shut down");
+    healthy = failure_.ok();
+    if (healthy) failure_ = Status(Code::kCancelled, "jaxfabric was shut down");
     // Release: as in Abort().
     failed_.store(true, std::memory_order_release);
     abort_at_ = Clock::now() + kStopPatience;
   }
   changed_.notify_all();  // who waits in a set-up
   for (const Local& local : gpus_) {
+    // After a failure our kernels have been ended, and others may wait for a process that died.
+    if (!healthy) break;
     const cuda::ScopedContext current(*api_, local.gpu->context());
     if (current.status().ok()) (void)api_->cuCtxSynchronize();
   }
@@ -192,10 +196,12 @@ void GpuDomain::OnMessage(int process, WireReader& message) {
     const auto sender = known_.find(rank);
     // What does not fit is not ours to use.
     if (!message.ok() || sender == known_.end() || sender->second.process != process ||
-        bytes > sender->second.pool_bytes || offset > sender->second.pool_bytes - bytes) {
+        bytes > sender->second.pool_bytes || offset > sender->second.pool_bytes - bytes ||
+        offset % device::kLineBytes != 0) {
       return;
     }
-    arenas_[{ranks, slot}][rank] = {offset, bytes};
+    // The first counts: kernels may use it already.
+    arenas_[{ranks, slot}].try_emplace(rank, Arena{offset, bytes});
   }
   changed_.notify_all();
 }

@@ -175,6 +175,19 @@ TEST(GpuFailure, ARankThatCannotTakePartSaysSo) {
   }
 }
 
+// Only a pool that is full is helped by a larger one.
+TEST(GpuFailure, AnArenaThatCannotBeClearedSaysWhy) {
+  const Shape shape{1, 1};
+  const auto body = [&](GpuProcess& process) -> std::string {
+    process.machine->driver().FailCall("cuMemsetD8", 1, cuda::CUDA_ERROR_LAUNCH_FAILED);
+    const std::string text =
+        process.fabric->gpus()->CommunicatorFor(0, shape.Ids(), 7, "psum").status().ToString();
+    return Expect(text, {"psum", "cuMemsetD8", "CUDA_ERROR_LAUNCH_FAILED"}) +
+           (text.find("raise") == std::string::npos ? "" : text);
+  };
+  EXPECT_EQ(OnGpus(shape, body), "");
+}
+
 TEST(GpuShutdown, SetUpsThatWaitEnd) {
   const Shape shape{1, 2};
   Options options = TestOptions();
@@ -225,6 +238,84 @@ TEST(GpuShutdown, KernelsInFlightAreWaitedFor) {
     });
   };
   EXPECT_EQ(OnGpus(kTwo, body), "");
+}
+
+// Two GPUs of one rank would be told apart by nobody.
+TEST(GpuFailure, ARankIsOneGpu) {
+  auto machine = std::make_shared<std::unique_ptr<Machine>>();
+  EXPECT_EQ(InForkedProcesses(
+                kTwo,
+                [&](int number) {
+                  *machine = std::make_unique<Machine>(kTwo, number);
+                  Options options = (*machine)->AddTo(TestOptions());
+                  options.gpus[0].rank = 5;
+                  return options;
+                },
+                [&](LocalRanks& ranks) {
+                  return Expect(ranks.fabric().gpu_reason(), {"rank 5 is a GPU of process"}) +
+                         (*machine)->driver().Leaks();
+                }),
+            "");
+}
+
+TEST(GpuFailure, ArenasThatCannotBeAreNotUsed) {
+  const Shape shape{1, 2};
+  Options options = TestOptions();
+  options.deadline = 0.1;
+  const auto body = [&](GpuProcess& process) -> std::string {
+    GpuDomain& domain = *process.fabric->gpus();
+    const std::vector<int64_t> ids = shape.Ids();
+    const uint32_t slot = 7;
+    const auto announce = [&](int64_t rank, uint64_t offset, uint64_t bytes) {
+      WireWriter message(MessageType::kGpuArena);
+      message.Add(std::span<const int64_t>(ids)).Add(slot).Add(rank).Add(offset).Add(bytes);
+      WireReader reader(message.bytes());
+      domain.OnMessage(0, reader);
+    };
+    const uint64_t bytes = 256 << 10;
+    announce(1, 8, bytes);              // not aligned
+    announce(1, 16 << 20, bytes);       // outside of the pool
+    announce(1, 0, uint64_t{1} << 60);  // larger than it
+    announce(9, 0, bytes);              // no such rank
+    return Expect(domain.CommunicatorFor(0, ids, slot, "psum").status().ToString(),
+                  {"waited 0.1 s in psum for rank 1 "});
+  };
+  EXPECT_EQ(OnGpus(shape, body, Machine::Gpus::kOneEach, options), "");
+}
+
+TEST(GpuShutdown, AfterAFailureNothingIsWaitedFor) {
+  const Shape shape{1, 1};
+  const auto body = [&](GpuProcess& process) {
+    Problem sum = kSum;
+    sum.size = 1;
+    const CallPointer call = MakeCall(sum, shape.Ids(), 7);
+    return process.OnEveryGpu([&](GpuRank& rank, int position) {
+      const auto execution = rank.Make(sum, position, 0);
+      process.machine->driver().Hold(rank.ordinal(), true);
+      std::string failed = Text(call->Prepare(rank.ordinal(), execution.buffers));
+      failed += Text(call->Launch(rank.ordinal(), rank.stream(), execution.buffers));
+      process.fabric->ReportFailure(Status(Code::kInternal, "planted"));
+      process.fabric->Shutdown();
+      if (rank.api().cuStreamQuery(rank.stream()) != cuda::CUDA_ERROR_NOT_READY) failed += "ended";
+      process.machine->driver().Hold(rank.ordinal(), false);
+      return failed;
+    });
+  };
+  EXPECT_EQ(OnGpus(shape, body), "");
+}
+
+// Later communicators have smaller arenas, down to what is of use.
+TEST(GpuPool, TheFirstCommunicatorsDoNotTakeAll) {
+  const Shape shape{1, 1};
+  Options options = TestOptions();
+  const auto body = [&](GpuProcess& process) -> std::string {
+    const size_t pool = process.fabric->Counters()["gpu_pool_bytes"];
+    const size_t first = 512 << 10;
+    int made = 0;
+    while (process.fabric->gpus()->CommunicatorFor(0, shape.Ids(), made + 10, "psum").ok()) ++made;
+    return std::cmp_greater(made, pool / first) ? "" : StrCat(made, " communicators");
+  };
+  EXPECT_EQ(OnGpus(shape, body, Machine::Gpus::kOneEach, options), "");
 }
 
 TEST(GpuFailure, APoolThatIsFullSaysSo) {
