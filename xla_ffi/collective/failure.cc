@@ -280,10 +280,11 @@ void Fabric::OnGone(int process) {
   if (!peer.left.load(std::memory_order_relaxed)) {
     std::string ranks;
     for (int64_t rank : peer.ranks) ranks += StrCat(ranks.empty() ? "" : ", ", rank);
-    const Status died(Code::kUnavailable,
-                      StrCat(peer.ranks.size() == 1 ? "rank " : "ranks ", ranks, " (process ",
-                             process, ", pid ", peer.pid, " on ", peer.host, ") died"));
-    Poison(died, true);
+    const std::string self = DescribeProcess(process);
+    const char* word = peer.ranks.size() == 1 ? "rank " : "ranks ";
+    // It may have GPUs only, which are numbered apart.
+    const std::string who = ranks.empty() ? self : StrCat(word, ranks, " (", self, ")");
+    Poison(Status(Code::kUnavailable, StrCat(who, " died")), true);
   }
   if (gpus_) gpus_->OnGone(process);
   Ring(peers_[static_cast<size_t>(process_)].header);

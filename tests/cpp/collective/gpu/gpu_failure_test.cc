@@ -130,6 +130,22 @@ TEST(GpuFailure, AProcessThatDiesEndsTheWaits) {
   EXPECT_NE(failed.find("process 1 ended with status 9"), std::string::npos) << failed;
 }
 
+TEST(GpuFailure, AProcessOfGpusOnlyThatDiesIsNamed) {
+  const Shape no_cpu_devices{2, 0};
+  auto machine = std::make_shared<std::unique_ptr<Machine>>();
+  const std::string failed = InForkedProcesses(
+      no_cpu_devices,
+      [&](int number) {
+        *machine = std::make_unique<Machine>(kTwo, number);
+        return (*machine)->AddTo(TestOptions());
+      },
+      [&](LocalRanks& ranks) {
+        if (ranks.fabric().process() == 1) ::kill(::getpid(), SIGKILL);
+        return Expect(FailureOf(ranks.fabric()), {"UNAVAILABLE: process 1, pid ", " died"});
+      });
+  EXPECT_EQ(failed.find("process 0:"), std::string::npos) << failed;
+}
+
 TEST(GpuFailure, GpusThatOneProcessCannotUseAreNobodys) {
   if (Machine::OnHardware()) GTEST_SKIP() << "needs a driver that fails";
   const Shape shape = kTwo;
