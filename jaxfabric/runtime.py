@@ -302,8 +302,7 @@ def _start(
         membership.process_id, membership.num_processes, list(ranks), config.options(), **more
     )
     try:
-        agreed = _must_agree(config, _ext) | {"use of GPUs": without_gpus or "on the fabric"}
-        own = Member(ProcessIdentity.own(), fabric.address(), agreed)
+        own = Member(ProcessIdentity.own(), fabric.address(), _must_agree(config, _ext))
         members = membership.exchange(own, config.connect_timeout)
         fabric.connect([member.address for member in members])
         if gpus and (problem := fabric.gpu_problem()):

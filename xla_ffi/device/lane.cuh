@@ -118,6 +118,8 @@ class Lane {
  private:
   static constexpr uint32_t kSpinsPerLook = 64;
   static constexpr uint32_t kCleanBits = 30;
+  // In place of the beginning of a wait.
+  static constexpr uint64_t kSawItGone = ~uint64_t{0};
 
   // 0 is what fresh memory holds. Leaves out 1 as well, so that parities alternate.
   static JF_DEVICE uint32_t Next(uint32_t step) { return step + 1 == 0 ? 2 : step + 1; }
@@ -215,7 +217,11 @@ class Lane {
     if (since == 0) since = now;
     FaultKind kind = FaultKind::kNone;
     if (now - since >= uint64_t{c_.wait_milliseconds} * 1000000) kind = FaultKind::kDeadline;
-    if (hw::HostLoad(&c_.control->gone[peer]) != 0) kind = FaultKind::kGone;
+    if (hw::HostLoad(&c_.control->gone[peer]) != 0) {
+      // What it sent before it ended may have come since the last look: there is another.
+      kind = since == kSawItGone ? FaultKind::kGone : FaultKind::kNone;
+      since = kSawItGone;
+    }
     if (hw::HostLoad(&c_.control->abort) != 0) kind = FaultKind::kAborted;
     if (kind != FaultKind::kNone) Fail(kind, peer, LastSignal(peer));
   }

@@ -172,6 +172,47 @@ TEST_P(LaneFault, TheHostEndsAWait) {
   EXPECT_FALSE(cluster.ended[1]);
 }
 
+TEST_P(LaneFault, AWaitForARankThatHasEndedEnds) {
+  std::mt19937_64 random(5);
+  const ArenaShape shape{3, 2, 128, kLineBytes * 3};
+  Cluster cluster(shape, 6);
+  const MixedCall call = LongCall(random, shape, GetParam());
+  MixedRanks all(cluster);
+  for (uint32_t rank = 0; rank < 2; ++rank) all[rank].Start(call);
+  cluster.grid().Run(kTurns / 4);
+  EXPECT_FALSE(cluster.ended[0] || cluster.ended[1]);
+  __atomic_store_n(&cluster.control(0).gone[2], 1u, __ATOMIC_RELAXED);
+  cluster.grid().Run(kTurns / 4);
+  EXPECT_TRUE(cluster.ended[0] && cluster.trapped[0]);
+  EXPECT_EQ(cluster.Fault(0), FaultKind::kGone);
+  EXPECT_EQ(cluster.fault(0).peer, 2u);
+  EXPECT_FALSE(cluster.ended[1]);
+}
+
+// What it sent before is all that the others need of it.
+TEST_P(LaneFault, ARankThatHasSentItsPartMayEnd) {
+  if (!GetParam().ends_with("packets")) GTEST_SKIP() << "of several steps: needs it to the end";
+  for (int seed = 0; seed < Rounds(30); ++seed) {
+    std::mt19937_64 random(static_cast<uint64_t>(seed));
+    const ArenaShape shape{3, 2, 128, kLineBytes * 3};
+    Cluster cluster(shape, random());
+    const MixedCall call = LongCall(random, shape, GetParam());
+    MixedRanks all(cluster);
+    const uint64_t left = all[2].Start(call);
+    cluster.grid().Run(kTurns / 4);
+    cluster.grid().Kill(left);
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      __atomic_store_n(&cluster.control(rank).gone[2], 1u, __ATOMIC_RELAXED);
+      all[rank].Start(call);
+    }
+    cluster.grid().Run(kTurns / 4);
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      ASSERT_TRUE(cluster.ended[rank] && !cluster.trapped[rank]) << "seed " << seed;
+      EXPECT_TRUE(all[rank].Check());
+    }
+  }
+}
+
 // Another parity than the one awaited cannot be there yet.
 TEST_P(LaneFault, WhoIsAheadOfItselfIsAProtocolError) {
   std::mt19937_64 random(5);
