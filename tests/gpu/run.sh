@@ -54,7 +54,8 @@ built() {
   [[ -e /usr/include/gtest/gtest.h ]] && gtest=ON
   rm -rf "$site"
   "$python" -m pip install --quiet --no-build-isolation --no-deps --no-index --target "$site" . \
-    -C build-dir="$build" -C cmake.define.JAXFABRIC_BUILD_GPU_TESTS="$gtest"
+    --config-settings build-dir="$build" \
+    --config-settings cmake.define.JAXFABRIC_BUILD_GPU_TESTS="$gtest"
 }
 
 cpp_tests() {
