@@ -61,6 +61,9 @@ class RaggedCall {
       const uint64_t needed = Table(source)->steps;
       steps = needed > steps ? needed : steps;
     }
+    // The tables are read to the end, so the last step has their parity: whoever is in the next
+    // call already writes to the other areas. An odd number of steps gets an empty one.
+    steps += steps % 2;
     CheckReceived(totals);
     for (uint64_t step = 0; step < steps; ++step) {
       lane_.Begin();

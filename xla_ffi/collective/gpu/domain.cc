@@ -43,7 +43,20 @@ Result<std::unique_ptr<GpuDomain>> GpuDomain::Open(int process, std::vector<Loca
   return domain;
 }
 
-GpuDomain::~GpuDomain() { Stop(); }
+GpuDomain::~GpuDomain() {
+  Stop();
+  if (!abandoned_) return;
+  // Kernels that nobody has waited for may still be queued: what they use stays to the end of the
+  // process. Never destroyed.
+  struct InUse {
+    std::deque<Local> gpus;
+    std::vector<MappedMemory> imported;
+  };
+  static std::mutex mutex;
+  static auto* const kept = new std::deque<InUse>;
+  std::lock_guard lock(mutex);
+  kept->push_back({std::move(gpus_), std::move(imported_)});
+}
 
 Status GpuDomain::OpenLocal(std::vector<LocalGpu> gpus) {
   api_ = options_.api;

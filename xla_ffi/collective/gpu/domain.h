@@ -201,6 +201,7 @@ class GpuDomain {
   int reporting_ = 0;  // threads in ReportFaults()
   Clock::time_point abort_at_ = Clock::time_point::max();
   bool stopping_ = false;
+  bool abandoned_ = false;  // stopped without waiting for kernels
   std::thread watch_;
 };
 

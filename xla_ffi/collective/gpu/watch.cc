@@ -40,6 +40,7 @@ void GpuDomain::Stop() {
     std::lock_guard lock(mutex_);
     healthy = failure_.ok();
     if (healthy) failure_ = Status(Code::kCancelled, "jaxfabric was shut down");
+    abandoned_ = !healthy;
     // Release: as in Abort().
     failed_.store(true, std::memory_order_release);
     abort_at_ = Clock::now() + kStopPatience;

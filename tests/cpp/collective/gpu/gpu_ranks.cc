@@ -109,6 +109,8 @@ GpuRank::GpuRank(const cuda::Api& api, int ordinal, size_t bytes)
 
 GpuRank::~GpuRank() {
   const cuda::ScopedContext current(api_, context());
+  // The real driver waits for kernels that use it; one that is held back uses it later.
+  if (api_.cuStreamQuery(stream()) == cuda::CUDA_ERROR_NOT_READY) return;
   (void)api_.cuMemFree(memory_);
 }
 
