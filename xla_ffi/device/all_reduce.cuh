@@ -6,6 +6,7 @@
 #pragma once
 
 #include "device/combine.cuh"
+#include "device/combine_packets.cuh"
 #include "device/lane.cuh"
 
 namespace jaxfabric::device {
@@ -26,19 +27,7 @@ JF_DEVICE void all_reduce_packets_body(const ReduceArguments& a) {
       hw::StorePacket(lane.Packets(peer, lane.rank()) + i, packet);
     }
   }
-  lane.AwaitWithoutSync();
-  for (uint64_t i = hw::Thread(); i < words.size(); i += hw::Threads()) {
-    const uint64_t result = Combine<Codec, Op, uint64_t, Packet>(
-        lane.ranks(),
-        [&](uint32_t source) {
-          return source == lane.rank() ? MakePacket(input.Load(words.begin + i), lane.flag())
-                                       : hw::LoadPacket(lane.Packets(lane.rank(), source) + i);
-        },
-        [&](const Packet& seen, uint32_t source) {
-          return PacketData(lane.AwaitPacket(lane.Packets(lane.rank(), source) + i, source, seen));
-        });
-    output.Store(words.begin + i, result);
-  }
+  CombinePackets<Codec, Op>(lane, input, output, words);
   lane.End();
 }
 

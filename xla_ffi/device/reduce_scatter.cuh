@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device/combine.cuh"
+#include "device/combine_packets.cuh"
 #include "device/lane.cuh"
 
 namespace jaxfabric::device {
@@ -29,19 +30,7 @@ JF_DEVICE void reduce_scatter_packets_body(const ReduceArguments& a) {
     }
   }
   // The output may be any row of the input: who has sent a word of each row also writes it.
-  lane.AwaitWithoutSync();
-  for (uint64_t i = hw::Thread(); i < words.size(); i += hw::Threads()) {
-    const uint64_t result = Combine<Codec, Op, uint64_t, Packet>(
-        lane.ranks(),
-        [&](uint32_t source) {
-          return source == lane.rank() ? MakePacket(own.Load(words.begin + i), lane.flag())
-                                       : hw::LoadPacket(lane.Packets(lane.rank(), source) + i);
-        },
-        [&](const Packet& seen, uint32_t source) {
-          return PacketData(lane.AwaitPacket(lane.Packets(lane.rank(), source) + i, source, seen));
-        });
-    output.Store(words.begin + i, result);
-  }
+  CombinePackets<Codec, Op>(lane, own, output, words);
   lane.End();
 }
 
