@@ -10,9 +10,7 @@ namespace jaxfabric {
 ffi::TypeId CudaCallState::id = {};
 const ffi::TypeInfo CudaCallState::type_info = ffi::MakeTypeInfo<CudaCallState>();
 
-namespace {
-
-ffi::ErrorOr<Buffers> DecodeBuffers(ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+ffi::ErrorOr<Buffers> DecodeCudaBuffers(ffi::RemainingArgs arguments, ffi::RemainingRets results) {
   auto input = arguments.get<ffi::AnyBuffer>(0);
   if (!input.has_value()) return ffi::Unexpected(input.error());
   auto output = results.get<ffi::AnyBuffer>(0);
@@ -26,8 +24,6 @@ ffi::ErrorOr<Buffers> DecodeBuffers(ffi::RemainingArgs arguments, ffi::Remaining
   return buffers;
 }
 
-}  // namespace
-
 ffi::ErrorOr<std::unique_ptr<CudaCallState>> MakeCudaState(ffi::ErrorOr<CallSpec> spec,
                                                            GpuCall::Slot slot) {
   if (!spec.has_value()) return ffi::Unexpected(spec.error());
@@ -35,23 +31,9 @@ ffi::ErrorOr<std::unique_ptr<CudaCallState>> MakeCudaState(ffi::ErrorOr<CallSpec
   return std::make_unique<CudaCallState>(*std::move(spec), slot);
 }
 
-ffi::Error CudaInitialize(CudaCallState* state, int32_t ordinal, ffi::RemainingArgs arguments,
-                          ffi::RemainingRets results) {
-  auto buffers = DecodeBuffers(arguments, results);
-  if (!buffers.has_value()) return buffers.error();
-  return ToFfiError(state->call.Prepare(ordinal, *buffers));
-}
-
-ffi::Error CudaExecute(CudaCallState* state, int32_t ordinal, cuda::CUstream stream,
-                       ffi::RemainingArgs arguments, ffi::RemainingRets results) {
-  auto buffers = DecodeBuffers(arguments, results);
-  if (!buffers.has_value()) return buffers.error();
-  return ToFfiError(state->call.Launch(ordinal, stream, *buffers));
-}
-
 ffi::Error CudaStart(CudaCallState* state, int32_t ordinal, cuda::CUstream stream,
                      ffi::RemainingArgs arguments, ffi::RemainingRets results) {
-  auto buffers = DecodeBuffers(arguments, results);
+  auto buffers = DecodeCudaBuffers(arguments, results);
   if (!buffers.has_value()) return buffers.error();
   return ToFfiError(state->call.Start(ordinal, stream, *buffers));
 }

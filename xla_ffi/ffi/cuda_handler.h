@@ -29,17 +29,33 @@ ffi::ErrorOr<std::unique_ptr<CudaCallState>> CudaInstantiate(ffi::Dictionary att
   return MakeCudaState(decode(attributes), slot);
 }
 
-// The stages of the ops that have one operand and one result.
-ffi::Error CudaInitialize(CudaCallState* state, int32_t ordinal, ffi::RemainingArgs arguments,
-                          ffi::RemainingRets results);
-ffi::Error CudaExecute(CudaCallState* state, int32_t ordinal, cuda::CUstream stream,
-                       ffi::RemainingArgs arguments, ffi::RemainingRets results);
+using DecodeBuffers = ffi::ErrorOr<Buffers>(ffi::RemainingArgs, ffi::RemainingRets);
 
-#define JF_CUDA_STAGES(name, decode, slot, initialize, execute, ...)                      \
+// Of the ops that have one operand and one result.
+ffi::ErrorOr<Buffers> DecodeCudaBuffers(ffi::RemainingArgs arguments, ffi::RemainingRets results);
+
+// The stages of an op whose operands and result decode() reads.
+template <DecodeBuffers* decode>
+ffi::Error CudaInitialize(CudaCallState* state, int32_t ordinal, ffi::RemainingArgs arguments,
+                          ffi::RemainingRets results) {
+  auto buffers = decode(arguments, results);
+  if (!buffers.has_value()) return buffers.error();
+  return ToFfiError(state->call.Prepare(ordinal, *buffers));
+}
+template <DecodeBuffers* decode>
+ffi::Error CudaExecute(CudaCallState* state, int32_t ordinal, cuda::CUstream stream,
+                       ffi::RemainingArgs arguments, ffi::RemainingRets results) {
+  auto buffers = decode(arguments, results);
+  if (!buffers.has_value()) return buffers.error();
+  return ToFfiError(state->call.Launch(ordinal, stream, *buffers));
+}
+
+#define JF_CUDA_STAGES(name, decode, slot, decode_buffers, execute, ...)                  \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(Cuda##name##Instantiate,                                  \
                                 (::jaxfabric::CudaInstantiate<decode, slot>),             \
                                 ::xla::ffi::Ffi::BindInstantiate().Attrs());              \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(Cuda##name##Initialize, initialize,                       \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(Cuda##name##Initialize,                                   \
+                                ::jaxfabric::CudaInitialize<decode_buffers>,              \
                                 ::xla::ffi::Ffi::BindInitialize()                         \
                                     .Ctx<::xla::ffi::State<::jaxfabric::CudaCallState>>() \
                                     .Ctx<::xla::ffi::DeviceOrdinal>()                     \
@@ -57,14 +73,15 @@ ffi::Error CudaExecute(CudaCallState* state, int32_t ordinal, cuda::CUstream str
 
 // JF_DEFINE_CUDA_OP(AllReduce, Decode) defines CudaAllReduceInstantiate, -Initialize and -Execute.
 #define JF_DEFINE_CUDA_OP(name, decode) \
-  JF_DEFINE_CUDA_OP_WITH(name, decode, ::jaxfabric::CudaInitialize, ::jaxfabric::CudaExecute)
-#define JF_DEFINE_CUDA_OP_WITH(name, decode, initialize, execute)                         \
-  JF_CUDA_STAGES(name, decode, ::jaxfabric::GpuCall::Slot::kInOrder, initialize, execute, \
+  JF_DEFINE_CUDA_OP_WITH(name, decode, ::jaxfabric::DecodeCudaBuffers)
+#define JF_DEFINE_CUDA_OP_WITH(name, decode, decode_buffers)                         \
+  JF_CUDA_STAGES(name, decode, ::jaxfabric::GpuCall::Slot::kInOrder, decode_buffers, \
+                 ::jaxfabric::CudaExecute<decode_buffers>,                           \
                  ::xla::ffi::Traits::kCmdBufferCompatible)
 // The first half of an op.
 #define JF_DEFINE_CUDA_START(name, decode)                                  \
   JF_CUDA_STAGES(name##Start, decode, ::jaxfabric::GpuCall::Slot::kStarted, \
-                 ::jaxfabric::CudaInitialize, ::jaxfabric::CudaStart)
+                 ::jaxfabric::DecodeCudaBuffers, ::jaxfabric::CudaStart)
 
 // x -> y, token: launches beside the stream.
 ffi::Error CudaStart(CudaCallState* state, int32_t ordinal, cuda::CUstream stream,

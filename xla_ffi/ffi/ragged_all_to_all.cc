@@ -83,23 +83,9 @@ ffi::ErrorOr<Buffers> DecodeCudaRagged(ffi::RemainingArgs arguments, ffi::Remain
   return DecodeRagged(arguments, **result, /*may_be_int32=*/true);
 }
 
-ffi::Error InitializeRagged(CudaCallState* state, int32_t ordinal, ffi::RemainingArgs arguments,
-                            ffi::RemainingRets results) {
-  auto buffers = DecodeCudaRagged(arguments, results);
-  if (!buffers.has_value()) return buffers.error();
-  return ToFfiError(state->call.Prepare(ordinal, *buffers));
-}
-
-ffi::Error LaunchRagged(CudaCallState* state, int32_t ordinal, cuda::CUstream stream,
-                        ffi::RemainingArgs arguments, ffi::RemainingRets results) {
-  auto buffers = DecodeCudaRagged(arguments, results);
-  if (!buffers.has_value()) return buffers.error();
-  return ToFfiError(state->call.Launch(ordinal, stream, *buffers));
-}
-
 }  // namespace
 
 JF_DEFINE_OP_WITH(RaggedAllToAll, Decode, ExecuteRagged);
-JF_DEFINE_CUDA_OP_WITH(RaggedAllToAll, Decode, InitializeRagged, LaunchRagged);
+JF_DEFINE_CUDA_OP_WITH(RaggedAllToAll, Decode, DecodeCudaRagged);
 
 }  // namespace jaxfabric
