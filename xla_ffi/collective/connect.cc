@@ -19,7 +19,18 @@ struct PublishedAddress {
   pid_t pid = 0;
   std::string name, host, host_id;
   std::vector<int64_t> ranks;
+  uint64_t window_bytes = 0;
+  EndpointAddress network;  // empty kind: it cannot be reached from other hosts
 };
+
+std::string_view TextOf(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::vector<std::byte> BytesOf(std::string_view text) {
+  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
+  return {begin, begin + text.size()};
+}
 
 Result<PublishedAddress> ParseAddress(const std::string& address) {
   WireReader reader(std::as_bytes(std::span(address.data(), address.size())));
@@ -30,6 +41,9 @@ Result<PublishedAddress> ParseAddress(const std::string& address) {
   parsed.host = reader.GetString();
   parsed.host_id = reader.GetString();
   parsed.ranks = reader.GetInts();
+  parsed.window_bytes = reader.Get<uint64_t>();
+  parsed.network.kind = reader.GetString();
+  parsed.network.bytes = BytesOf(reader.GetString());
   if (!reader.ok()) {
     return Status(Code::kInvalidArgument,
                   "an address is not one of this jaxfabric version: do all processes run the same "
@@ -45,8 +59,10 @@ std::string Fabric::Address() const {
   writer.Add(static_cast<uint32_t>(process_)).Add(static_cast<int32_t>(::getpid()));
   writer.Add(std::string_view(mesh_->name())).Add(std::string_view(host_));
   writer.Add(std::string_view(host_id_)).Add(std::span<const int64_t>(local_ranks_));
-  const auto bytes = writer.bytes();
-  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const EndpointAddress network = network_ ? network_->address() : EndpointAddress{};
+  writer.Add(uint64_t{window_.size()}).Add(std::string_view(network.kind));
+  writer.Add(TextOf(network.bytes));
+  return std::string(TextOf(writer.bytes()));
 }
 
 Status Fabric::Connect(const std::vector<std::string>& addresses) {
@@ -77,14 +93,11 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
                                                      owner->second, " and to process ", process));
       }
     }
-    if (address.host_id != host_id_) {
-      return Status(
-          Code::kUnimplemented,
-          StrCat("process ", process, " on ", address.host, " does not share memory with process ",
-                 process_, " on ", host_,
-                 ": this version connects the processes of one host (and one container) only"));
-    }
+    peer.remote = address.host_id != host_id_;
+    peer.window_bytes = address.window_bytes;
+    peer.address = address.network;
   }
+  JF_RETURN_IF_ERROR(MirrorRemotes());
   Peer& self = peers_[static_cast<size_t>(process_)];
   self.window = window_;
   self.header = reinterpret_cast<WindowHeader*>(window_.data());
@@ -92,13 +105,16 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
   const EndpointAddress own = endpoint_->address();
   WireWriter hello(MessageType::kHello);
   hello.Add(static_cast<uint32_t>(process_)).Add(std::string_view(own.kind));
-  hello.Add(std::string_view(reinterpret_cast<const char*>(own.bytes.data()), own.bytes.size()));
+  hello.Add(TextOf(own.bytes));
   hello.Add(reinterpret_cast<uint64_t>(window_.data()));
   // The GPUs' descriptors follow the endpoint's.
   std::vector<int> fds = own.fds;
   hello.Add(static_cast<uint32_t>(fds.size()));
   hello.Add(std::string_view(gpus_ ? gpus_->Hello() : std::string()));
   hello.Add(std::string_view(gpus_ ? std::string() : gpu_reason_));
+  std::vector<int64_t> mirrors;
+  for (const Peer& peer : peers_) mirrors.push_back(peer.mirror_region);
+  hello.Add(std::span<const int64_t>(mirrors));
   if (gpus_) {
     const std::vector<int> pools = gpus_->HelloFds();
     fds.insert(fds.end(), pools.begin(), pools.end());
@@ -139,15 +155,21 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   const auto endpoint_fds = reader.Get<uint32_t>();
   const std::string gpus = reader.GetString();
   const std::string no_gpus = reader.GetString();
-  if (!reader.ok() || endpoint_fds > fds.size() || reader.type() != MessageType::kHello ||
+  const std::vector<int64_t> mirrors = reader.GetInts();
+  if (!reader.ok() || mirrors.size() != peers_.size() || endpoint_fds > fds.size() || reader.type() != MessageType::kHello ||
       greeting.credentials.pid != peer.pid) {
     return Status(Code::kInvalidArgument, StrCat("process ", process, " sent a malformed hello"));
   }
   std::vector<UniqueFd> pools(std::make_move_iterator(fds.begin() + endpoint_fds),
                               std::make_move_iterator(fds.end()));
   fds.resize(endpoint_fds);
-  const auto* begin = reinterpret_cast<const std::byte*>(bytes.data());
-  address.bytes.assign(begin, begin + bytes.size());
+  if (peer.remote) {
+    peer.region = static_cast<uint32_t>(mirrors[static_cast<size_t>(process_)]);
+    if (gpus_) GiveUpGpus("the job has processes on other hosts");
+    process_reads_ = false;
+    return OkStatus();
+  }
+  address.bytes = BytesOf(bytes);
   JF_ASSIGN_OR_RETURN(peer.channel,
                       endpoint_->Connect(address, std::move(fds),
                                          Deadline::AfterSeconds(options_.connect_timeout)));

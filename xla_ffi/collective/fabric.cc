@@ -53,7 +53,7 @@ Fabric::Fabric(int process, int process_count, std::vector<int64_t> local_ranks,
       local_ranks_(std::move(local_ranks)),
       options_(options),
       host_(HostName()),
-      host_id_(HostId()),
+      host_id_(HostId() + options_.host_suffix),
       peers_(static_cast<size_t>(process_count)) {}
 
 Result<std::unique_ptr<Fabric>> Fabric::Create(int process, int process_count,
@@ -82,7 +82,6 @@ Result<std::unique_ptr<Fabric>> Fabric::Create(int process, int process_count,
 Status Fabric::Bind() {
   JF_ASSIGN_OR_RETURN(transport_, FindTransport(peers_.size() == 1 ? "inproc" : "shm"));
   JF_RETURN_IF_ERROR(transport_->Probe());
-  // A quarter for cells, of which a page is touched only when used; the rest is staging.
   const size_t ranks = std::max(local_ranks_.size(), size_t{1});  // it may have GPUs only
   const size_t bytes = ranks * options_.segment_bytes / 4096 * 4096;
   auto endpoint = transport_->Bind(process_, static_cast<int>(peers_.size()), bytes);
@@ -93,13 +92,14 @@ Status Fabric::Bind() {
   }
   endpoint_ = *std::move(endpoint);
   window_ = endpoint_->window();
-  cell_count_ = static_cast<uint32_t>((bytes / 4 - kWindowHeaderBytes) / sizeof(Cell));
+  cell_count_ = CellsOfWindow(bytes);
   cells_ = std::make_unique<CellAllocator>(cell_count_);
   staging_ = std::make_unique<StagingPool>(kWindowHeaderBytes + cell_count_ * sizeof(Cell), bytes);
   auto* header = reinterpret_cast<WindowHeader*>(window_.data());
   header->magic = kWindowMagic;
   header->process = static_cast<uint32_t>(process_);
   header->cells = cell_count_;
+  if (peers_.size() > 1) JF_RETURN_IF_ERROR(BindNetwork());
   JF_ASSIGN_OR_RETURN(mesh_, Mesh::Create(process_, static_cast<int>(peers_.size())));
   completions_ = std::make_unique<CompletionThreads>(2 * local_ranks_.size() + 2);
   if (!options_.gpus.empty()) OpenGpus();
@@ -137,6 +137,7 @@ void Fabric::Shutdown() {
     std::lock_guard lock(mutex_);
     for (auto& [ranks, communicator] : communicators_) communicator->Poison(cancelled);
   }
+  FlushLinks();
   if (progress_.joinable()) {
     if (failure().ok()) mesh_->Broadcast(WireWriter(MessageType::kGoodbye));
     {
@@ -158,7 +159,11 @@ void Fabric::Shutdown() {
     lock.unlock();
     std::this_thread::yield();
   }
-  for (Peer& peer : peers_) peer.channel.reset();
+  for (Peer& peer : peers_) {
+    peer.channel.reset();
+    peer.link.reset();
+  }
+  network_.reset();
   endpoint_.reset();
 }
 
@@ -293,7 +298,7 @@ PeerView Fabric::View(const Directory::Member& member) const {
   JF_CHECK(member.cell < peer.header->cells);
   const auto index = static_cast<size_t>(
       std::lower_bound(peer.ranks.begin(), peer.ranks.end(), member.rank) - peer.ranks.begin());
-  return {member.rank,        member.process,      peer.pid,
+  return {member.rank,        member.process,      peer.pid, peer.remote,
           peer.window.data(), cells + member.cell, LastSeenOf(peer.window.data(), index)};
 }
 

@@ -34,6 +34,8 @@
 #include "collective/trace.h"
 #include "control/mesh.h"
 #include "os/futex.h"
+#include "os/mapping.h"
+#include "transport/message.h"
 #include "transport/transport.h"
 
 namespace jaxfabric {
@@ -92,7 +94,9 @@ class Fabric {
   // Null unless enabled. Acquire: pairs with EnableTrace().
   TraceRing* trace() const { return trace_.load(std::memory_order_acquire); }
   std::byte* window() const { return window_.data(); }
-  Topology topology(bool one_process) const { return {one_process, process_reads_}; }
+  Topology topology(bool one_process, bool one_host) const {
+    return {one_process, process_reads_ && one_host};
+  }
   const Directory& directory() const { return directory_; }
   // "rank 2049 (process 1)"
   std::string NameRank(int64_t rank) const;
@@ -113,6 +117,15 @@ class Fabric {
                                                 bool one_process);
   std::optional<uint32_t> TryAllocateCell() { return cells_->TryAllocate(); }
   Cell* OwnCell(uint32_t index) const;
+  // The way to a process of another host: what is put to `region` there is in the mirror of this
+  // process's window. Made when it is first asked for.
+  struct Link {
+    MessageChannel* channel;
+    uint32_t region;
+  };
+  Result<Link> LinkTo(int process);
+  // Null where all processes are on this host.
+  MessageEndpoint* network() const { return network_.get(); }
   std::optional<StagingPool::Block> TryAllocateStaging(uint64_t bytes, Participant& user);
   void FreeStaging(StagingPool::Block block) { staging_->Free(block); }
 
@@ -130,9 +143,17 @@ class Fabric {
     pid_t pid = 0;
     std::string host;
     std::vector<int64_t> ranks;
+    bool remote = false;               // on another host
     std::unique_ptr<Channel> channel;  // keeps the window mapped
-    std::span<std::byte> window;
+    std::span<std::byte> window;       // of a remote process: its mirror
     WindowHeader* header = nullptr;
+    // Of a remote process: see network.cc.
+    Mapping mirror;
+    uint32_t mirror_region = 0;  // of it, for the remote process
+    uint64_t window_bytes = 0;
+    EndpointAddress address;
+    uint32_t region = 0;                   // the mirror of this process's window there
+    std::unique_ptr<MessageChannel> link;  // guarded by network_mutex_; stays once it is there
     // Written by the control thread, read by all: no other data depends on them (relaxed).
     std::atomic<bool> gone{false};
     std::atomic<bool> left{false};  // said goodbye first
@@ -153,6 +174,14 @@ class Fabric {
   Status Bind();
   Status Greet(int process, const Mesh::Greeting& greeting, std::vector<UniqueFd> fds);
   Status AgreeOnMachine(size_t ranks, Deadline deadline);
+  // network.cc
+  Status BindNetwork();
+  Status MirrorRemotes();
+  void AbortLinks();
+  void FlushLinks();
+  void OnLost(int process, const Status& status);
+  void CheckLost(Clock::time_point now);
+
   void OpenGpus();
   // This process's GPUs cannot be used: nobody's are.
   void GiveUpGpus(std::string reason);
@@ -214,6 +243,8 @@ class Fabric {
   uint32_t cell_count_ = 0;
   bool process_reads_ = false;
   Directory directory_;
+  std::unique_ptr<MessageEndpoint> network_;
+  std::mutex network_mutex_;
 
   mutable std::mutex mutex_;  // communicators, participants, failure, stuck reports
   std::map<std::vector<int64_t>, std::shared_ptr<Communicator>> communicators_;
@@ -225,6 +256,12 @@ class Fabric {
   std::multimap<uint64_t, RetiredCell> retired_cells_;  // by instance key
   Status failure_;
   std::vector<Stuck> stuck_;
+  struct Lost {  // a process that no data can be sent to any more
+    int process;
+    Status reason;
+    Clock::time_point since;
+  };
+  std::vector<Lost> lost_;
 
   std::mutex queue_mutex_;
   std::condition_variable queue_filled_;  // or stopping_ is set

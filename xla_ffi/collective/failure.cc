@@ -167,6 +167,7 @@ void Fabric::Poison(const Status& status, bool tell_peers) {
     message.Add(static_cast<uint32_t>(status.code())).Add(status.message().substr(0, kLongest));
     mesh_->Broadcast(message);
   }
+  if (first) AbortLinks();
   if (first && gpus_) gpus_->Abort(status);
   Ring(peers_[static_cast<size_t>(process_)].header);
 }

@@ -117,6 +117,11 @@ struct alignas(64) WindowHeader {
   std::atomic<uint32_t> sleepers;
 };
 inline constexpr size_t kWindowHeaderBytes = 4096;
+// A quarter of a window is for cells, of which a page is touched only when used; the rest is
+// staging.
+inline uint32_t CellsOfWindow(size_t bytes) {
+  return static_cast<uint32_t>((bytes / 4 - kWindowHeaderBytes) / sizeof(Cell));
+}
 
 // What a rank published last: for messages ("last seen in ..."), and for waiting ranks to see
 // whether it is in step with them. One per local rank, behind the window's header. Relaxed

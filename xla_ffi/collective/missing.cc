@@ -21,6 +21,7 @@ std::vector<int> Op::Missing() const {
       }
       return missing;
     case Stage::kLinger:
+      if (plan.algorithm != Algorithm::kPull) return ReadersNotSentTo();
       for (size_t reader = next_reader_; reader < plan.readers.size(); ++reader) {
         if (!participant_.ReaderDone(reader, slot_, tag_)) missing.push_back(plan.readers[reader]);
       }

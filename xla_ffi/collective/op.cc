@@ -34,6 +34,8 @@ void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint
   pulled_count_ = 0;
   next_reader_ = 0;
   stream_ = produced_ = consumed_ = results_ = results_consumed_ = 0;
+  told_ = {};
+  tickets_.clear();
   started = reported = {};
   warned = false;
 }
@@ -145,6 +147,7 @@ bool Op::Claim() {
   }
   const bool stages = !plan.inlined && plan.algorithm != Algorithm::kPull && !plan.readers.empty();
   if (stages && !PlaceStaging(plan.ring)) return false;
+  tickets_.assign(participant.remotes_.size(), 0);
   Publish();
   stage_ = Stage::kTransfer;
   return true;
@@ -233,7 +236,7 @@ void Op::Publish() {
   seen->core.store(CurrentCore(), std::memory_order_relaxed);
   // Release: the line, the staged bytes and the counters before it.
   line.tag.store(tag_, std::memory_order_release);
-  participant_.RingPeers();
+  Announce();
 }
 
 Slot* Op::Look(int peer) const {
@@ -283,8 +286,10 @@ uint64_t Op::Consumed(const Slot* slot, int peer, bool results) const {
 
 bool Op::Linger() {
   // Everybody who may touch this rank's buffers has to be done before XLA gets them back.
+  if (!Sent()) return false;
   const auto& readers = participant_.plan().readers;
-  while (next_reader_ < readers.size()) {
+  const bool direct = participant_.plan().algorithm == Algorithm::kPull;
+  while (direct && next_reader_ < readers.size()) {
     if (!participant_.ReaderDone(next_reader_, slot_, tag_)) {
       waiting_for_ = readers[next_reader_];
       return false;
@@ -298,11 +303,13 @@ bool Op::Linger() {
 void Op::Fail(Status status) {
   if (stage_ == Stage::kRevoke || stage_ == Stage::kFinished) return;
   status_ = std::move(status);
-  if (mine_ && mine_->publish.placement == Placement::kDirect &&
-      (stage_ == Stage::kTransfer || stage_ == Stage::kLinger)) {
+  const bool published = stage_ == Stage::kTransfer || stage_ == Stage::kLinger;
+  if (mine_ && mine_->publish.placement == Placement::kDirect && published) {
     // Sequentially consistent with a reader's store to `reading` and its load of `revoked`: either
     // it sees the revocation, or Revoke() sees it reading.
     mine_->consume.revoked.store(1, std::memory_order_seq_cst);
+    stage_ = Stage::kRevoke;
+  } else if (!Sent()) {
     stage_ = Stage::kRevoke;
   } else {
     stage_ = Stage::kFinished;
@@ -310,8 +317,10 @@ void Op::Fail(Status status) {
 }
 
 bool Op::Revoke() {
+  if (!Sent()) return false;  // the failure ends all channels
   const auto& plan = participant_.plan();
   for (int reader : plan.readers) {
+    if (plan.algorithm != Algorithm::kPull) break;
     const PeerView& peer = participant_.peers_[static_cast<size_t>(reader)];
     // A reader in another process reads with process_vm_readv, which cannot crash, and looks at
     // `revoked` afterwards. It may be stopped in the middle: nobody waits for it.
@@ -328,9 +337,14 @@ bool Op::Revoke() {
   return true;
 }
 
-void Op::Finish() {
+void Op::Finish(bool ring) {
   participant_.LogDone(tag_);
-  FreeSlot();
+  if (ring) Announce();
+  if (Sent()) {
+    FreeSlot();
+  } else {
+    stage_ = Stage::kLinger;
+  }
 }
 
 void Op::FreeSlot() {

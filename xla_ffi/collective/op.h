@@ -17,6 +17,7 @@
 namespace jaxfabric {
 
 class Participant;
+struct RemotePeer;
 
 class Op {
  public:
@@ -24,8 +25,8 @@ class Op {
     kSetup,     // the instance is not yet known on all ranks, or the launch number not settled
     kClaim,     // waiting for a free slot or staging memory
     kTransfer,  // published; bytes move
-    kLinger,    // this rank has its result, peers still read its buffers
-    kRevoke,    // failed; waiting until no peer can touch the buffers
+    kLinger,    // this rank has its result, its buffers are still read
+    kRevoke,    // failed; waiting until nobody can touch the buffers
     kFinished,
   };
 
@@ -62,6 +63,7 @@ class Op {
 
  private:
   friend class Participant;
+struct RemotePeer;
 
   bool Setup();
   bool Claim();
@@ -74,11 +76,26 @@ class Op {
   bool StepPull();
   bool Linger();
   bool Revoke();
-  void Finish();
+  // The result is there; `ring`: the peers may be waiting for what this rank has written.
+  void Finish(bool ring);
   void FreeSlot();
+
+  // replicate.cc
+  // Tells the peers of what has been written since the last time.
+  void Announce();
+  void Tell(const RemotePeer& remote);
+  uint64_t consumed_told() const;
+  bool Sent() const;
+  std::vector<int> ReadersNotSentTo() const;
+  // Puts a segment to its readers on other hosts.
+  void PostInput(size_t offset, size_t bytes);
+  void PostResults(size_t offset, size_t bytes);
+  void Post(size_t remote, size_t sub_stream, const std::byte* from, size_t offset, size_t bytes);
 
   // algorithm/exchange.cc
   bool Produce();
+  size_t SubStreamBegin(int to) const;
+  size_t SubStreamEnd(int to) const;
   void StageSegment(size_t offset, size_t bytes);
   void Consume(size_t offset, size_t bytes);
   size_t ContiguousLimit(size_t offset) const;
@@ -133,6 +150,15 @@ class Op {
   std::vector<const void*> operands_;  // scratch for Reduce, by position
   std::vector<uint8_t> pulled_;        // by position
   int pulled_count_ = 0;
+  // What the peers of other hosts have been told, and by remote process the last put from the input.
+  struct Told {
+    bool published = false;
+    uint64_t produced = 0;
+    uint64_t results = 0;
+    uint64_t consumed = 0;
+    uint64_t results_consumed = 0;
+  } told_;
+  std::vector<uint64_t> tickets_;
   size_t next_reader_ = 0;  // Linger, Acknowledged: readers before it are done
   uint64_t ring_ = 0;       // bytes of one of the own sub-streams' rings
   uint64_t result_ring_ = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "collective/gpu/options.h"
@@ -19,6 +20,8 @@ struct Options {
   // is on its way, and for one that may be waiting for this rank elsewhere.
   double in_step_microseconds = 20000;
   double out_of_step_microseconds = 200;
+  // Processes with different ones take each other for processes of other hosts: for tests.
+  std::string host_suffix;
   // The ranks that are GPUs; the others are CPU devices.
   std::vector<LocalGpu> gpus;
   GpuOptions gpu;

@@ -173,6 +173,7 @@ bool Participant::ResolvePeers(int64_t run_id, std::optional<int32_t> settled) {
   }
   std::vector<int64_t> ranks;
   bells_.clear();
+  remotes_.clear();
   bool one_process = true;
   for (size_t position = 0; position < members->size(); ++position) {
     const Directory::Member& member = (*members)[position];
@@ -181,6 +182,7 @@ bool Participant::ResolvePeers(int64_t run_id, std::optional<int32_t> settled) {
     one_process &= member.process == fabric_.process();
     WindowHeader* bell = fabric_.Bell(member.process);
     const bool other = static_cast<int>(position) != position_;
+    if (peers_[position].remote) continue;
     if (other && std::find(bells_.begin(), bells_.end(), bell) == bells_.end()) {
       bells_.push_back(bell);
     }
@@ -191,11 +193,39 @@ bool Participant::ResolvePeers(int64_t run_id, std::optional<int32_t> settled) {
   sizes.output_bytes = plan_.output_bytes;
   sizes.dtype = plan_.dtype;
   sizes.ragged_sizes = plan_.ragged;
-  plan_ = Plan(spec_, size(), position_, sizes, fabric_.topology(one_process));
+  const bool one_host = std::none_of(peers_.begin(), peers_.end(),
+                                     [](const PeerView& peer) { return peer.remote; });
+  plan_ = Plan(spec_, size(), position_, sizes, fabric_.topology(one_process, one_host));
+  if (!one_host && !FindRemotes()) return false;
   // Positions of two meshes may be equal where their ranks are not.
   plan_.header ^= static_cast<uint32_t>(Hasher().Add(std::span<const int64_t>(ranks)).Finish());
   for (SlotState& slot : slots_) {
     slot.confirmed = std::vector<std::atomic<bool>>(plan_.readers.size());
+  }
+  return true;
+}
+
+bool Participant::FindRemotes() {
+  std::map<int, RemotePeer> remotes;  // by process
+  local_readers_ = false;
+  for (int position = 0; position < size(); ++position) {
+    const PeerView& peer = peers_[static_cast<size_t>(position)];
+    const bool reads =
+        std::binary_search(plan_.readers.begin(), plan_.readers.end(), position);
+    local_readers_ |= reads && !peer.remote;
+    if (!peer.remote) continue;
+    RemotePeer& remote = remotes[peer.process];
+    if (reads) remote.positions.push_back(position);
+  }
+  for (auto& [process, remote] : remotes) {
+    const auto link = fabric_.LinkTo(process);
+    if (!link.ok()) {
+      fabric_.ReportFailure(link.status().WithContext(DescribeCall()));
+      return false;
+    }
+    remote.channel = link->channel;
+    remote.region = link->region;
+    remotes_.push_back(std::move(remote));
   }
   return true;
 }
@@ -321,6 +351,10 @@ void Participant::LogDone(uint64_t tag) {
   const uint32_t index = done_count_.fetch_add(1, std::memory_order_relaxed) % kDoneLog;
   // Release: this rank's loads from its peers' slots come before they may be overwritten.
   mine_->done[index].store(tag, std::memory_order_release);
+  for (const RemotePeer& remote : remotes_) {
+    // Not urgent: it mostly goes with what is posted next. A lost channel says so itself.
+    (void)remote.channel->PostWord(tag, remote.region, WindowOffset(&mine_->done[index]));
+  }
   last_done_.store(tag, std::memory_order_release);
 }
 

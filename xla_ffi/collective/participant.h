@@ -19,6 +19,7 @@
 #include "collective/op.h"
 #include "collective/plan.h"
 #include "collective/staging.h"
+#include "transport/message.h"
 
 namespace jaxfabric {
 
@@ -29,9 +30,17 @@ struct PeerView {
   int64_t rank = -1;
   int process = -1;
   pid_t pid = 0;
-  std::byte* window = nullptr;
+  bool remote = false;         // on another host
+  std::byte* window = nullptr;  // or its mirror
   Cell* cell = nullptr;
   LastSeen* last_seen = nullptr;
+};
+
+// A process of another host that has members of the group.
+struct RemotePeer {
+  MessageChannel* channel = nullptr;
+  uint32_t region = 0;         // the mirror of this process's window there
+  std::vector<int> positions;  // of those that read from this rank
 };
 
 class Participant {
@@ -103,6 +112,8 @@ class Participant {
   // True once all members have announced themselves and the launch base is known; `settled` is what
   // the launch clock says of `run_id`.
   bool ResolvePeers(int64_t run_id, std::optional<int32_t> settled);
+  // False, and the fabric has failed, where a channel cannot be made.
+  bool FindRemotes();
   // Positions of members that have not announced themselves.
   std::vector<int> NotAnnounced() const;
   int TryClaimSlot(uint64_t tag, uint64_t entry);
@@ -112,6 +123,7 @@ class Participant {
   bool InStep(const Op& op) const;
   // Whether that peer's thread last ran on the core of this one.
   bool OnThisCore(const Op& op) const;
+  bool WaitsForRemote(const Op& op) const;
   // The reader (an index in plan_.readers) needs nothing of this execution any more.
   bool ReaderDone(size_t reader, int slot, uint64_t tag) const;
   void ConfirmReaders(SlotState& slot);
@@ -120,6 +132,7 @@ class Participant {
   bool DoneLogHas(int peer, uint64_t tag) const;
   void LogDone(uint64_t tag);
   void RingPeers();
+  uint64_t WindowOffset(const void* address) const;
   // Gives the staging of idle slots back to the pool.
   void ReleaseIdleStaging();
 
@@ -137,7 +150,9 @@ class Participant {
   Cell* mine_ = nullptr;
   std::shared_ptr<Communicator> communicator_;
   std::vector<PeerView> peers_;       // by position
-  std::vector<WindowHeader*> bells_;  // one per process of the peers
+  std::vector<WindowHeader*> bells_;  // one per process of the peers on this host
+  std::vector<RemotePeer> remotes_;   // one per process of the peers on other hosts
+  bool local_readers_ = true;         // some reader is on this host
   Plan plan_;
 
   std::atomic<bool> ready_{false};

@@ -113,6 +113,7 @@ void Fabric::ProgressLoop() {
 
 void Fabric::CheckWaits() {
   const auto now = Clock::now();
+  CheckLost(now);
   for (Op* op : pending_) {
     if (!op->finished() && op->stage() != Op::Stage::kRevoke) CheckWait(*op, now);
   }

@@ -24,6 +24,10 @@ bool Participant::OnThisCore(const Op& op) const {
   return seen->core.load(std::memory_order_relaxed) == CurrentCore();
 }
 
+bool Participant::WaitsForRemote(const Op& op) const {
+  return op.waiting_for() >= 0 && peers_[static_cast<size_t>(op.waiting_for())].remote;
+}
+
 bool Participant::WaitInline(Op& op) {
   const Fabric::Waiting& policy = fabric_.waiting();
   // A pause is about 15 ns, a clock twice that, a yield 300 ns. A peer that runs comes within the
@@ -38,6 +42,8 @@ bool Participant::WaitInline(Op& op) {
   // other busy processes hands them a whole time slice at each turn, where the wake-up of a sleeper
   // comes before them.
   constexpr Clock::duration kYielding = std::chrono::microseconds(30);
+  // News of this host that come meanwhile are seen no later than this.
+  constexpr Clock::duration kNetworkNap = std::chrono::milliseconds(1);
   int idle_rounds = 0;
   Clock::time_point start{};
   while (true) {
@@ -51,6 +57,8 @@ bool Participant::WaitInline(Op& op) {
     // The first execution waits for announcements and the launch clock: not worth a core.
     if (op.stage() == Op::Stage::kSetup) return false;
     ++idle_rounds;
+    const bool networked = !remotes_.empty();
+    if (networked && fabric_.network()->Progress(Clock::duration::zero())) continue;
     if (idle_rounds <= kPausesForWaiting) {
       CpuPause();
       continue;
@@ -67,6 +75,11 @@ bool Participant::WaitInline(Op& op) {
     if (now - start >= limit) return false;
     if (!policy.shared_cores || now - start < kYielding) {
       ::sched_yield();
+      continue;
+    }
+    if (networked && WaitsForRemote(op)) {
+      // Where its news come from, without another thread between them and this one.
+      fabric_.network()->Progress(std::min<Clock::duration>(kNetworkNap, start + limit - now));
       continue;
     }
     fabric_.SleepUnless([&op] { return op.Advance() || op.finished(); }, Deadline(start + limit));

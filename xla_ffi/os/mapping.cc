@@ -27,6 +27,14 @@ Result<Mapping> Mapping::MapShared(int fd, size_t bytes) {
   return Mapping(std::span(static_cast<std::byte*>(address), bytes));
 }
 
+Result<Mapping> Mapping::MapPrivate(size_t bytes) {
+  if (bytes == 0) return Status(Code::kInvalidArgument, "cannot map zero bytes");
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (address == MAP_FAILED) return ErrnoStatus(StrCat("mmap of ", bytes, " bytes"), errno);
+  return Mapping(std::span(static_cast<std::byte*>(address), bytes));
+}
+
 Result<UniqueFd> CreateSharedMemory(const char* label, size_t bytes) {
   if (bytes == 0) return Status(Code::kInvalidArgument, "cannot share zero bytes");
   UniqueFd fd(::memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -22,6 +22,9 @@ class Mapping {
   // Maps `bytes` of `fd` shared, readable and writable.
   static Result<Mapping> MapShared(int fd, size_t bytes);
 
+  // Zeroed memory of this process alone; pages that are never touched cost nothing.
+  static Result<Mapping> MapPrivate(size_t bytes);
+
   std::span<std::byte> bytes() const { return bytes_; }
 
  private:

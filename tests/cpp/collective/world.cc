@@ -46,8 +46,9 @@ std::string ReceiveText(int fd) {
   return receive(text.data(), size) ? text : std::string();
 }
 
-std::string ChildBody(Shape shape, const Options& options, int process, int fd,
+std::string ChildBody(Shape shape, Options options, int process, int fd,
                       const std::function<std::string(LocalRanks&)>& body) {
+  options.host_suffix = shape.Host(process);
   auto fabric = Fabric::Create(process, shape.processes, shape.LocalIds(process), options);
   if (!fabric.ok()) return fabric.status().ToString();
   SendText(fd, (*fabric)->Address());
@@ -85,6 +86,8 @@ std::vector<int64_t> Shape::LocalIds(int process) const {
   return ids;
 }
 
+std::string Shape::Host(int process) const { return StrCat("/", process % hosts); }
+
 std::vector<int64_t> Shape::Ids() const {
   std::vector<int64_t> ids;
   for (int process = 0; process < processes; ++process) {
@@ -94,7 +97,9 @@ std::vector<int64_t> Shape::Ids() const {
 }
 
 std::string ShapeName(const ::testing::TestParamInfo<Shape>& info) {
-  return std::to_string(info.param.processes) + "x" + std::to_string(info.param.ranks_each);
+  const Shape& shape = info.param;
+  const std::string name = StrCat(shape.processes, "x", shape.ranks_each);
+  return shape.hosts == 1 ? name : StrCat(name, "_on_", shape.hosts);
 }
 
 std::string Text(const Status& status) { return status.ok() ? "" : status.ToString() + "\n"; }
@@ -238,6 +243,7 @@ Status LocalRanks::Run(size_t call, int local, int launch) {
 World::World(Shape shape, Options options) : shape_(shape) {
   std::vector<std::string> addresses;
   for (int process = 0; process < shape.processes; ++process) {
+    options.host_suffix = shape.Host(process);
     auto fabric = Fabric::Create(process, shape.processes, shape.LocalIds(process), options);
     JF_CHECK(fabric.ok());
     addresses.push_back((*fabric)->Address());

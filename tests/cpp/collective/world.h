@@ -21,13 +21,17 @@ Options TestOptions();
 struct Shape {
   int processes = 1;
   int ranks_each = 2;
+  // Hosts that the processes are dealt out to, in turn: 0, 1, 0, 1.
+  int hosts = 1;
   int size() const { return processes * ranks_each; }
   // Ids are not consecutive between processes, as JAX's are not.
   std::vector<int64_t> LocalIds(int process) const;
   std::vector<int64_t> Ids() const;
+  std::string Host(int process) const;
 };
 
-// For the names of parametrised tests: "2x4" is two processes with four ranks each.
+// For the names of parametrised tests: "2x4" is two processes with four ranks each, "2x4_on_2" two
+// that take each other for processes of another host.
 std::string ShapeName(const ::testing::TestParamInfo<Shape>& info);
 
 // A line that says what went wrong; nothing for OK.

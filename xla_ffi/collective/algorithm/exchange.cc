@@ -49,11 +49,24 @@ bool Op::FindSources() {
   return sources_found_ = true;
 }
 
+size_t Op::SubStreamBegin(int to) const {
+  const Plan& plan = participant_.plan();
+  return plan.algorithm == Algorithm::kTwoShot ? plan.part_begin(to)
+                                               : static_cast<size_t>(to) * plan.stream;
+}
+
+size_t Op::SubStreamEnd(int to) const {
+  const Plan& plan = participant_.plan();
+  if (plan.algorithm == Algorithm::kRagged) return ragged_.sent_bytes[static_cast<size_t>(to)];
+  return plan.algorithm == Algorithm::kTwoShot ? plan.part_bytes(to) : plan.stream;
+}
+
+// For the readers of this host; those of others get theirs from PostInput().
 void Op::StageSegment(size_t offset, size_t bytes) {
   const Plan& plan = participant_.plan();
   std::byte* ring = staging_ + offset % ring_;
   if (plan.sub_streams() == 1) {
-    Copy(ring, buffers_.input + offset, bytes);
+    if (participant_.local_readers_) Copy(ring, buffers_.input + offset, bytes);
     return;
   }
   for (int to = 0; to < plan.size; ++to) {
@@ -62,11 +75,9 @@ void Op::StageSegment(size_t offset, size_t bytes) {
       StageSlices(to, ring + static_cast<size_t>(to) * ring_, offset, bytes);
       continue;
     }
-    const bool parts = plan.algorithm == Algorithm::kTwoShot;
-    const size_t begin = parts ? plan.part_begin(to) : static_cast<size_t>(to) * plan.stream;
-    const size_t end = parts ? plan.part_bytes(to) : plan.stream;
-    if (offset >= end) continue;
-    Copy(ring + static_cast<size_t>(to) * ring_, buffers_.input + begin + offset,
+    const size_t end = SubStreamEnd(to);
+    if (offset >= end || participant_.peers_[static_cast<size_t>(to)].remote) continue;
+    Copy(ring + static_cast<size_t>(to) * ring_, buffers_.input + SubStreamBegin(to) + offset,
          std::min(bytes, end - offset));
   }
 }
@@ -89,6 +100,7 @@ bool Op::Produce() {
     if (produced_ + bytes > ring_ + slowest) return false;
   }
   StageSegment(produced_, bytes);
+  PostInput(produced_, bytes);
   produced_ += bytes;
   // Release: the staged bytes before the count that announces them.
   mine_->produce.produced.store(produced_, std::memory_order_release);
@@ -174,13 +186,13 @@ bool Op::StepOneShot() {
       if (plan.kind == OpKind::kBarrier && buffers_.output_bytes > 0) {
         Copy(buffers_.output, buffers_.input, buffers_.output_bytes);
       }
-      Finish();
-      moved = true;
+      Finish(ring_peers);
+      return true;
     }
   } else if (stage_ != Stage::kTransfer) {
     return true;
   }
-  if (ring_peers) participant_.RingPeers();
+  if (ring_peers) Announce();
   return moved;
 }
 
@@ -190,7 +202,7 @@ bool Op::StepTwoShot() {
   const auto me = static_cast<size_t>(plan.position);
   bool moved = Produce();
   if (stage_ != Stage::kTransfer || !FindSources()) {
-    if (moved) participant_.RingPeers();
+    if (moved) Announce();
     return moved || stage_ != Stage::kTransfer;
   }
 
@@ -229,6 +241,7 @@ bool Op::StepTwoShot() {
         }
         Reduce(plan.dtype, plan.reduction, result, operands_, clipped / plan.element);
         Copy(buffers_.output + at, result, clipped, store);
+        PostResults(consumed_, clipped);
       }
       consumed_ += bytes;
       results_ = consumed_;
@@ -270,11 +283,11 @@ bool Op::StepTwoShot() {
     }
   }
 
-  if (moved) participant_.RingPeers();
   if (produced_ >= plan.stream && results_consumed_ >= plan.stream && consumed_ >= plan.stream) {
-    Finish();
-    moved = true;
+    Finish(moved);
+    return true;
   }
+  if (moved) Announce();
   return moved;
 }
 

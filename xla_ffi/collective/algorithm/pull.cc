@@ -161,7 +161,7 @@ bool Op::StepPull() {
   }
   if (stage_ != Stage::kTransfer) return true;
   participant_.LogDone(tag_);
-  participant_.RingPeers();
+  Announce();
   stage_ = Stage::kLinger;
   return true;
 }

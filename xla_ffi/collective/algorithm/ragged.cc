@@ -267,11 +267,11 @@ bool Op::StepRagged() {
     moved |= ReceiveSlices();
     if (stage_ == Stage::kTransfer && produced_ >= stream_ && consumed_ >= ragged_.receive_end &&
         Acknowledged()) {
-      Finish();
-      moved = true;
+      Finish(moved);
+      return true;
     }
   }
-  if (moved) participant_.RingPeers();
+  if (moved) Announce();
   return moved || stage_ != Stage::kTransfer;
 }
 

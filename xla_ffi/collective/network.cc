@@ -1,0 +1,114 @@
+// The processes of other hosts: mirrors of their windows here, and the channels to theirs.
+#include <algorithm>
+
+#include "collective/fabric.h"
+#include "transport/tcp/tcp.h"
+
+namespace jaxfabric {
+namespace {
+
+// What is still on its way when a healthy process leaves.
+constexpr double kFlushSeconds = 5;
+// The control connection's time to say why a process cannot be reached.
+constexpr auto kControlFirst = std::chrono::seconds(1);
+
+}  // namespace
+
+Status Fabric::BindNetwork() {
+  constexpr size_t kNoWindow = 4096;  // windows have mirrors, which are regions
+  JF_ASSIGN_OR_RETURN(network_, BindTcp(TcpTransportOptions{}, process_,
+                                        static_cast<int>(peers_.size()), kNoWindow));
+  network_->SetArrivalHandler([this] {
+    // Orders what has arrived before the look at `sleepers`, as in Participant::RingPeers.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    RingIfSleeping(reinterpret_cast<WindowHeader*>(window_.data()));
+  });
+  network_->SetLostHandler([this](int process, const Status& status) { OnLost(process, status); });
+  return OkStatus();
+}
+
+// Room for the windows of processes whose memory cannot be addressed. A page that nothing is put to
+// costs nothing.
+Status Fabric::MirrorRemotes() {
+  const bool any =
+      std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.remote; });
+  if (!any) {
+    network_.reset();
+    return OkStatus();
+  }
+  for (size_t process = 0; process < peers_.size(); ++process) {
+    Peer& peer = peers_[process];
+    if (!peer.remote) continue;
+    if (peer.address.kind.empty()) {
+      return Status(Code::kUnavailable, StrCat("process ", process, " on ", peer.host,
+                                               " cannot be reached from other hosts"));
+    }
+    if (peer.window_bytes < kWindowHeaderBytes + 4 * sizeof(Cell)) {
+      return Status(Code::kInvalidArgument,
+                    StrCat("process ", process, " has a window of ", peer.window_bytes, " bytes"));
+    }
+    JF_ASSIGN_OR_RETURN(peer.mirror, Mapping::MapPrivate(peer.window_bytes));
+    peer.window = peer.mirror.bytes();
+    JF_ASSIGN_OR_RETURN(peer.mirror_region, network_->Register(peer.window));
+    peer.header = reinterpret_cast<WindowHeader*>(peer.window.data());
+    peer.header->magic = kWindowMagic;
+    peer.header->process = static_cast<uint32_t>(process);
+    peer.header->cells = CellsOfWindow(peer.window_bytes);
+  }
+  return OkStatus();
+}
+
+Result<Fabric::Link> Fabric::LinkTo(int process) {
+  Peer& peer = peers_[static_cast<size_t>(process)];
+  std::lock_guard lock(network_mutex_);
+  if (!peer.link) {
+    JF_ASSIGN_OR_RETURN(peer.link, network_->ConnectMessages(peer.address));
+  }
+  return Link{peer.link.get(), peer.region};
+}
+
+void Fabric::AbortLinks() {
+  std::lock_guard lock(network_mutex_);
+  for (Peer& peer : peers_) {
+    if (peer.link) peer.link->Abort();
+  }
+}
+
+void Fabric::FlushLinks() {
+  const Deadline deadline = Deadline::AfterSeconds(kFlushSeconds);
+  std::lock_guard lock(network_mutex_);
+  for (Peer& peer : peers_) {
+    if (!peer.link) continue;
+    // A peer that has left needs nothing any more; one that fails is told in other ways.
+    if (!peer.gone.load(std::memory_order_relaxed)) (void)peer.link->Flush(deadline);
+  }
+}
+
+void Fabric::OnLost(int process, const Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    lost_.push_back({process, status, Clock::now()});
+  }
+  Ring(reinterpret_cast<WindowHeader*>(window_.data()));
+}
+
+// A process that leaves, fails or dies says so on its control connection, or the end of that does.
+// Where neither comes, its host is there and the data's way is not.
+void Fabric::CheckLost(Clock::time_point now) {
+  std::optional<Lost> found;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Lost& lost : lost_) {
+      const Peer& peer = peers_[static_cast<size_t>(lost.process)];
+      if (now - lost.since >= kControlFirst && !peer.gone.load(std::memory_order_relaxed)) {
+        found = lost;
+      }
+    }
+  }
+  if (!found) return;
+  Poison(Status(Code::kUnavailable, StrCat(DescribeProcess(found->process), " is unreachable: ",
+                                           found->reason.message())),
+         true);
+}
+
+}  // namespace jaxfabric

@@ -1,0 +1,128 @@
+// What ranks of other hosts see of an execution. They cannot address this process's window, so the
+// owner puts what changes into a mirror of the window that each of their processes keeps: the
+// staged bytes, then counters and lines, the tag last, in the order in which they change here.
+// Readers use a mirror as they use a window.
+#include <cstddef>
+#include <cstring>
+
+#include "collective/fabric.h"
+#include "collective/op.h"
+#include "collective/participant.h"
+
+namespace jaxfabric {
+namespace {
+
+std::span<const std::byte> BytesOf(const void* begin, size_t size) {
+  return {static_cast<const std::byte*>(begin), size};
+}
+
+// Or will not be: nobody reads it any more.
+bool IsSent(const MessageChannel& channel, uint64_t ticket) {
+  return channel.Sent() >= ticket || !channel.status().ok();
+}
+
+}  // namespace
+
+uint64_t Participant::WindowOffset(const void* address) const {
+  return static_cast<uint64_t>(static_cast<const std::byte*>(address) - fabric_.window());
+}
+
+void Op::Announce() {
+  for (const RemotePeer& remote : participant_.remotes_) Tell(remote);
+  told_ = {true, produced_, results_, consumed_told(), results_consumed_};
+  participant_.RingPeers();
+}
+
+// What is put to a host straight from the input is not copied before it is on its way.
+bool Op::Sent() const {
+  for (size_t i = 0; i < tickets_.size(); ++i) {
+    if (!IsSent(*participant_.remotes_[i].channel, tickets_[i])) return false;
+  }
+  return true;
+}
+
+void Op::PostInput(size_t offset, size_t bytes) {
+  const Plan& plan = participant_.plan();
+  const auto& remotes = participant_.remotes_;
+  for (size_t i = 0; i < remotes.size(); ++i) {
+    if (plan.sub_streams() == 1) {
+      if (!remotes[i].positions.empty()) Post(i, 0, buffers_.input + offset, offset, bytes);
+      continue;
+    }
+    for (int to : remotes[i].positions) {
+      const size_t end = SubStreamEnd(to);
+      if (offset >= end) continue;
+      const std::byte* from =
+          plan.algorithm == Algorithm::kRagged
+              ? staging_ + static_cast<size_t>(to) * ring_ + offset % ring_
+              : buffers_.input + SubStreamBegin(to) + offset;
+      Post(i, static_cast<size_t>(to), from, offset, std::min(bytes, end - offset));
+    }
+  }
+}
+
+void Op::PostResults(size_t offset, size_t bytes) {
+  const std::byte* from = result_staging_ + offset % result_ring_;
+  for (const RemotePeer& remote : participant_.remotes_) {
+    if (remote.positions.empty()) continue;
+    (void)remote.channel->PostPut({from, bytes}, remote.region, participant_.WindowOffset(from));
+  }
+}
+
+// Puts bytes to where they would be staged for their readers.
+void Op::Post(size_t remote, size_t sub_stream, const std::byte* from, size_t offset,
+              size_t bytes) {
+  const RemotePeer& peer = participant_.remotes_[remote];
+  const std::byte* place = staging_ + sub_stream * ring_ + offset % ring_;
+  const Result<uint64_t> ticket =
+      peer.channel->PostPut({from, bytes}, peer.region, participant_.WindowOffset(place));
+  if (ticket.ok()) tickets_[remote] = *ticket;  // else the channel is lost, and says so itself
+}
+
+// A counter as the lines of this rank show it: ragged_all_to_all marks its end by another value.
+uint64_t Op::consumed_told() const {
+  return mine_->consume.consumed.load(std::memory_order_relaxed);
+}
+
+void Op::Tell(const RemotePeer& remote) {
+  MessageChannel& channel = *remote.channel;  // where it is lost, it says so itself
+  const auto word = [&](const std::atomic<uint64_t>& at, uint64_t value) {
+    (void)channel.PostWord(value, remote.region, participant_.WindowOffset(&at));
+  };
+  if (!told_.published) {
+    // As in Publish(): a reader that holds the slot by its old tag sees that one change first.
+    word(mine_->publish.tag, 0);
+    word(mine_->produce.produced, produced_);
+    word(mine_->produce.results, results_);
+    word(mine_->consume.consumed, consumed_told());
+    word(mine_->consume.results_consumed, results_consumed_);
+    const std::byte* line = reinterpret_cast<const std::byte*>(&mine_->publish);
+    const size_t behind_tag = sizeof(mine_->publish.tag);
+    (void)channel.PostPut(BytesOf(line + behind_tag, sizeof(PublishLine) - behind_tag), remote.region,
+                    participant_.WindowOffset(line + behind_tag));
+    (void)channel.PostPut(BytesOf(participant_.last_seen_, sizeof(LastSeen)), remote.region,
+                    participant_.WindowOffset(participant_.last_seen_));
+    word(mine_->publish.tag, tag_);
+  } else {
+    if (produced_ != told_.produced) word(mine_->produce.produced, produced_);
+    if (results_ != told_.results) word(mine_->produce.results, results_);
+    if (consumed_told() != told_.consumed) word(mine_->consume.consumed, consumed_told());
+    if (results_consumed_ != told_.results_consumed) {
+      word(mine_->consume.results_consumed, results_consumed_);
+    }
+  }
+  (void)channel.Push();
+}
+
+// Positions on hosts that have not taken all of this rank's contribution.
+std::vector<int> Op::ReadersNotSentTo() const {
+  std::vector<int> missing;
+  for (size_t i = 0; i < tickets_.size(); ++i) {
+    const RemotePeer& remote = participant_.remotes_[i];
+    if (IsSent(*remote.channel, tickets_[i])) continue;
+    missing.insert(missing.end(), remote.positions.begin(), remote.positions.end());
+  }
+  return missing;
+}
+
+}  // namespace jaxfabric
