@@ -56,6 +56,10 @@ Status ErrnoStatus(std::string_view what, int error_number) {
     case ECONNRESET:
     case ECONNREFUSED:
     case EHOSTUNREACH:
+    case ENETUNREACH:
+    case ENETDOWN:
+    case EHOSTDOWN:
+    case ECONNABORTED:
       code = Code::kUnavailable;
       break;
     case ETIMEDOUT:

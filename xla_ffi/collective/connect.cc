@@ -72,6 +72,7 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
   }
   const Deadline deadline = Deadline::AfterSeconds(options_.connect_timeout);
   std::vector<std::string> names;
+  std::map<std::string, int> host_numbers;
   size_t ranks = 0;
   for (size_t process = 0; process < peers_.size(); ++process) {
     JF_ASSIGN_OR_RETURN(PublishedAddress address, ParseAddress(addresses[process]));
@@ -94,6 +95,8 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
       }
     }
     peer.remote = address.host_id != host_id_;
+    peer.host_number =
+        host_numbers.emplace(address.host_id, static_cast<int>(host_numbers.size())).first->second;
     peer.window_bytes = address.window_bytes;
     peer.address = address.network;
   }
@@ -114,7 +117,7 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
   hello.Add(std::string_view(gpus_ ? std::string() : gpu_reason_));
   std::vector<int64_t> mirrors;
   for (const Peer& peer : peers_) mirrors.push_back(peer.mirror_region);
-  hello.Add(std::span<const int64_t>(mirrors));
+  hello.Add(std::span<const int64_t>(mirrors)).Add(window_region_);
   if (gpus_) {
     const std::vector<int> pools = gpus_->HelloFds();
     fds.insert(fds.end(), pools.begin(), pools.end());
@@ -156,6 +159,7 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   const std::string gpus = reader.GetString();
   const std::string no_gpus = reader.GetString();
   const std::vector<int64_t> mirrors = reader.GetInts();
+  peer.window_region = reader.Get<uint32_t>();
   if (!reader.ok() || mirrors.size() != peers_.size() || endpoint_fds > fds.size() || reader.type() != MessageType::kHello ||
       greeting.credentials.pid != peer.pid) {
     return Status(Code::kInvalidArgument, StrCat("process ", process, " sent a malformed hello"));

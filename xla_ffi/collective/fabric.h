@@ -94,9 +94,7 @@ class Fabric {
   // Null unless enabled. Acquire: pairs with EnableTrace().
   TraceRing* trace() const { return trace_.load(std::memory_order_acquire); }
   std::byte* window() const { return window_.data(); }
-  Topology topology(bool one_process, bool one_host) const {
-    return {one_process, process_reads_ && one_host};
-  }
+  Topology TopologyOf(const std::vector<PeerView>& peers, bool one_process) const;
   const Directory& directory() const { return directory_; }
   // "rank 2049 (process 1)"
   std::string NameRank(int64_t rank) const;
@@ -117,11 +115,12 @@ class Fabric {
                                                 bool one_process);
   std::optional<uint32_t> TryAllocateCell() { return cells_->TryAllocate(); }
   Cell* OwnCell(uint32_t index) const;
-  // The way to a process of another host: what is put to `region` there is in the mirror of this
-  // process's window. Made when it is first asked for.
+  // The way to a process of another host: to the mirror there of this process's window, and to its
+  // own window. Made when it is first asked for.
   struct Link {
     MessageChannel* channel;
-    uint32_t region;
+    uint32_t mirror_region;
+    uint32_t window_region;
   };
   Result<Link> LinkTo(int process);
   // Null where all processes are on this host.
@@ -152,7 +151,9 @@ class Fabric {
     uint32_t mirror_region = 0;  // of it, for the remote process
     uint64_t window_bytes = 0;
     EndpointAddress address;
-    uint32_t region = 0;                   // the mirror of this process's window there
+    uint32_t region = 0;         // the mirror of this process's window there
+    uint32_t window_region = 0;  // its window
+    int host_number = 0;         // the same for the processes of one host
     std::unique_ptr<MessageChannel> link;  // guarded by network_mutex_; stays once it is there
     // Written by the control thread, read by all: no other data depends on them (relaxed).
     std::atomic<bool> gone{false};
@@ -244,6 +245,7 @@ class Fabric {
   bool process_reads_ = false;
   Directory directory_;
   std::unique_ptr<MessageEndpoint> network_;
+  uint32_t window_region_ = 0;
   std::mutex network_mutex_;
 
   mutable std::mutex mutex_;  // communicators, participants, failure, stuck reports

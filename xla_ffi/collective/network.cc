@@ -36,6 +36,7 @@ Status Fabric::MirrorRemotes() {
     network_.reset();
     return OkStatus();
   }
+  JF_ASSIGN_OR_RETURN(window_region_, network_->Register(window_));
   for (size_t process = 0; process < peers_.size(); ++process) {
     Peer& peer = peers_[process];
     if (!peer.remote) continue;
@@ -58,13 +59,25 @@ Status Fabric::MirrorRemotes() {
   return OkStatus();
 }
 
+Topology Fabric::TopologyOf(const std::vector<PeerView>& peers, bool one_process) const {
+  const bool one_host = std::none_of(peers.begin(), peers.end(),
+                                     [](const PeerView& peer) { return peer.remote; });
+  Topology topology{one_process, process_reads_ && one_host, {}};
+  for (const PeerView& peer : peers) {
+    if (!one_host) {
+      topology.host_of.push_back(peers_[static_cast<size_t>(peer.process)].host_number);
+    }
+  }
+  return topology;
+}
+
 Result<Fabric::Link> Fabric::LinkTo(int process) {
   Peer& peer = peers_[static_cast<size_t>(process)];
   std::lock_guard lock(network_mutex_);
   if (!peer.link) {
     JF_ASSIGN_OR_RETURN(peer.link, network_->ConnectMessages(peer.address));
   }
-  return Link{peer.link.get(), peer.region};
+  return Link{peer.link.get(), peer.region, peer.window_region};
 }
 
 void Fabric::AbortLinks() {

@@ -33,7 +33,7 @@ void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint
   std::fill(pulled_.begin(), pulled_.end(), uint8_t{0});
   pulled_count_ = 0;
   next_reader_ = 0;
-  stream_ = produced_ = consumed_ = results_ = results_consumed_ = 0;
+  stream_ = produced_ = consumed_ = results_ = results_consumed_ = landed_ = 0;
   told_ = {};
   tickets_.clear();
   started = reported = {};
@@ -69,6 +69,9 @@ bool Op::Advance() {
             break;
           case Algorithm::kPull:
             step = StepPull();
+            break;
+          case Algorithm::kHosts:
+            step = StepHosts();
             break;
         }
         if (!step) return moved;
@@ -158,17 +161,21 @@ bool Op::PlaceStaging(size_t ring_bytes) {
   const Plan& plan = participant.plan();
   auto& slot = participant.slots_[slot_];
   const auto subs = static_cast<uint64_t>(plan.sub_streams());
-  const uint64_t rings = subs + (plan.algorithm == Algorithm::kTwoShot ? 1 : 0);
+  const bool hosts = plan.algorithm == Algorithm::kHosts;
+  const uint64_t rings = hosts ? participant.roles_.layout.rings()
+                               : subs + (plan.algorithm == Algorithm::kTwoShot ? 1 : 0);
+  const uint64_t counters = hosts ? participant.roles_.layout.counter_bytes() : 0;
   // Under memory pressure a smaller ring works as well, only slower; the cell's reserve always
   // does, so that no execution waits for memory that others hold while they wait for it.
   for (uint64_t ring = ring_bytes;; ring = 4096) {
-    if (participant.StagingFor(slot, ring * rings)) {
+    if (participant.StagingFor(slot, ring * rings + counters)) {
       ring_ = ring;
       staging_ = participant.fabric().window() + slot.staging.offset;
       break;
     }
     if (ring <= 4096) {
-      const uint64_t reserve_ring = kReserveBytes / rings / 64 * 64;
+      const uint64_t reserve = kReserveBytes - std::min<uint64_t>(counters, kReserveBytes);
+      const uint64_t reserve_ring = reserve / rings / 64 * 64;
       bool taken = reserve_ring == 0;
       participant.Enter();
       for (auto& other : participant.slots_) {
@@ -225,7 +232,12 @@ void Op::Publish() {
         result_staging_ ? static_cast<uint64_t>(result_staging_ - window) : 0;
     line.staged.result_bytes = result_ring_;
     // The first segment rides with the announcement.
-    Produce();
+    if (plan.algorithm == Algorithm::kHosts) {
+      ClearCounters();
+      StageForHost();
+    } else {
+      Produce();
+    }
   }
   LastSeen* seen = participant_.last_seen_;
   previous_call_ = seen->call.load(std::memory_order_relaxed);

@@ -106,6 +106,22 @@ struct RemotePeer;
   void ReduceDirect();
   Status ReadPeer(int peer, uint64_t address, void* destination, size_t bytes);
 
+  // algorithm/hosts.cc
+  bool StepHosts();
+  void ClearCounters();
+  size_t PartBegin(int part) const;
+  size_t PartBytes(int part) const;
+  std::byte* BlockOf(int position);
+  size_t RingOf(int position) const;
+  void PutToPartner(int position, const std::byte* from, size_t bytes, size_t place,
+                    size_t counter, uint64_t count);
+  bool StageForHost();
+  void ReduceHost(int part, size_t offset, size_t bytes, std::byte* to);
+  bool ReduceForOwners();
+  bool CombineOwn();
+  bool CollectResults();
+  bool ServeHost();
+
   // algorithm/ragged.cc
   bool PrepareRagged();
   Status CheckOwnSlices() const;
@@ -169,6 +185,8 @@ struct RemotePeer;
   uint64_t consumed_ = 0;
   uint64_t results_ = 0;
   uint64_t results_consumed_ = 0;
+  std::vector<const void*> host_operands_;  // kHosts: scratch for Reduce
+  uint64_t landed_ = 0;                     // kHosts: bytes that had arrived for others here
   struct Ragged {
     std::vector<RaggedSlice> sent;      // by destination and slice
     std::vector<RaggedSlice> received;  // by source and slice

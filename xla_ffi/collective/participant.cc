@@ -193,10 +193,9 @@ bool Participant::ResolvePeers(int64_t run_id, std::optional<int32_t> settled) {
   sizes.output_bytes = plan_.output_bytes;
   sizes.dtype = plan_.dtype;
   sizes.ragged_sizes = plan_.ragged;
-  const bool one_host = std::none_of(peers_.begin(), peers_.end(),
-                                     [](const PeerView& peer) { return peer.remote; });
-  plan_ = Plan(spec_, size(), position_, sizes, fabric_.topology(one_process, one_host));
-  if (!one_host && !FindRemotes()) return false;
+  const Topology topology = fabric_.TopologyOf(peers_, one_process);
+  plan_ = Plan(spec_, size(), position_, sizes, topology);
+  if (!topology.host_of.empty() && !FindRemotes()) return false;
   // Positions of two meshes may be equal where their ranks are not.
   plan_.header ^= static_cast<uint32_t>(Hasher().Add(std::span<const int64_t>(ranks)).Finish());
   for (SlotState& slot : slots_) {
@@ -208,15 +207,18 @@ bool Participant::ResolvePeers(int64_t run_id, std::optional<int32_t> settled) {
 bool Participant::FindRemotes() {
   std::map<int, RemotePeer> remotes;  // by process
   local_readers_ = false;
+  const auto contains = [](const std::vector<int>& positions, int position) {
+    return std::binary_search(positions.begin(), positions.end(), position);
+  };
   for (int position = 0; position < size(); ++position) {
     const PeerView& peer = peers_[static_cast<size_t>(position)];
-    const bool reads =
-        std::binary_search(plan_.readers.begin(), plan_.readers.end(), position);
+    const bool reads = contains(plan_.readers, position);
     local_readers_ |= reads && !peer.remote;
-    if (!peer.remote) continue;
+    if (!peer.remote || !(reads || contains(plan_.sources, position))) continue;
     RemotePeer& remote = remotes[peer.process];
     if (reads) remote.positions.push_back(position);
   }
+  remote_of_.assign(peers_.size(), 0);
   for (auto& [process, remote] : remotes) {
     const auto link = fabric_.LinkTo(process);
     if (!link.ok()) {
@@ -224,8 +226,19 @@ bool Participant::FindRemotes() {
       return false;
     }
     remote.channel = link->channel;
-    remote.region = link->region;
+    remote.region = link->mirror_region;
+    remote.window_region = link->window_region;
+    for (size_t position = 0; position < peers_.size(); ++position) {
+      if (peers_[position].process == process) remote_of_[position] = remotes_.size();
+    }
     remotes_.push_back(std::move(remote));
+  }
+  if (plan_.algorithm == Algorithm::kHosts) {
+    roles_ = HostRoles(plan_.hosts, position_);
+    layouts_.resize(peers_.size());
+    for (int member : roles_.members) {
+      layouts_[static_cast<size_t>(member)] = HostsLayout(plan_.hosts, member);
+    }
   }
   return true;
 }

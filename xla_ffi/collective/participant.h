@@ -40,6 +40,7 @@ struct PeerView {
 struct RemotePeer {
   MessageChannel* channel = nullptr;
   uint32_t region = 0;         // the mirror of this process's window there
+  uint32_t window_region = 0;  // its own window
   std::vector<int> positions;  // of those that read from this rank
 };
 
@@ -133,6 +134,10 @@ class Participant {
   void LogDone(uint64_t tag);
   void RingPeers();
   uint64_t WindowOffset(const void* address) const;
+  size_t RemoteOf(int position) const { return remote_of_[static_cast<size_t>(position)]; }
+  const HostsLayout& LocalLayout(int position) const {
+    return layouts_[static_cast<size_t>(position)];
+  }
   // Gives the staging of idle slots back to the pool.
   void ReleaseIdleStaging();
 
@@ -152,7 +157,10 @@ class Participant {
   std::vector<PeerView> peers_;       // by position
   std::vector<WindowHeader*> bells_;  // one per process of the peers on this host
   std::vector<RemotePeer> remotes_;   // one per process of the peers on other hosts
+  std::vector<size_t> remote_of_;     // by position: an index in remotes_
   bool local_readers_ = true;         // some reader is on this host
+  HostRoles roles_;                   // Algorithm::kHosts
+  std::vector<HostsLayout> layouts_;  // of the members of this host, by position
   Plan plan_;
 
   std::atomic<bool> ready_{false};

@@ -21,6 +21,10 @@ constexpr size_t kDirectPartsBytes = 64 * 1024;
 // than ours from the size on where staging overlaps with the peers' reading.
 constexpr size_t kProcessReadBytes = 32 * 1024;
 constexpr size_t kProcessReadLimit = 256 * 1024;
+// Several hosts, some with several ranks: from here on bytes that cross the network twice cost more
+// than the steps that it takes to send them once.
+constexpr size_t kHostsBytes = 16 * 1024;
+constexpr size_t kHostsRingBytes = 4 * 1024 * 1024;  // all rings of a rank together
 
 size_t RoundUp(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -40,6 +44,8 @@ std::string_view AlgorithmName(Algorithm algorithm) {
       return "ragged";
     case Algorithm::kPull:
       return "pull";
+    case Algorithm::kHosts:
+      return "hosts";
   }
   return "unknown";
 }
@@ -91,6 +97,7 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
       position(position_in),
       input_bytes(buffers.input_bytes),
       output_bytes(buffers.output_bytes),
+      root(spec.root),
       ragged(buffers.ragged_sizes) {
   const bool is_ragged = kind == OpKind::kRaggedAllToAll;
   reduces = kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter;
@@ -141,17 +148,23 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
       algorithm = Algorithm::kTwoShot;
     }
   }
+  if (!topology.host_of.empty()) ChooseHosts(Hosts(topology.host_of));
   if (kind == OpKind::kAllReduce && size > 1 &&
-      (algorithm == Algorithm::kTwoShot ||
+      (algorithm == Algorithm::kHosts || algorithm == Algorithm::kTwoShot ||
        (algorithm == Algorithm::kPull && input_bytes >= kDirectPartsBytes))) {
     // Parts start on cache lines, so that no two ranks write to one.
     part = RoundUp((input_bytes + n - 1) / n, 64);
-    if (algorithm == Algorithm::kTwoShot) stream = part;
+    if (algorithm != Algorithm::kPull) stream = part;
   }
   const size_t subs = static_cast<size_t>(sub_streams());
   const size_t whole = RoundUp(stream, 64);
   segment = std::max<size_t>(kSegmentBytes / subs / 64 * 64, 1024);
   ring = std::bit_floor(std::max<size_t>(kRingBytes / subs, 4096));
+  if (algorithm == Algorithm::kHosts) {
+    const size_t rings = HostsLayout(hosts, position).rings();
+    ring = std::bit_floor(std::max<size_t>(kHostsRingBytes / rings, 4096));
+    segment = std::min<size_t>(ring / 2, kSegmentBytes);
+  }
   if (whole <= ring) ring = whole;
 
   Hasher hasher;
@@ -162,4 +175,22 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
   header = static_cast<uint32_t>(hasher.Finish());
 }
 
+// Equal on all ranks: it depends on the call and on who is where.
+void Plan::ChooseHosts(Hosts all) {
+  const size_t crossing = kind == OpKind::kAllGather ? output_bytes : input_bytes;
+  const bool fits = kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter ||
+                    kind == OpKind::kAllGather || kind == OpKind::kBroadcast;
+  if (!fits || inlined || !all.shared() || all.count() < 2 || crossing < kHostsBytes) return;
+  algorithm = Algorithm::kHosts;
+  hosts = std::move(all);
+  // Also of a broadcast: who acts for its root may be anybody.
+  sources = hosts.PartnersOf(position);
+  for (int member : hosts.members(hosts.of(position))) {
+    if (member != position) sources.push_back(member);
+  }
+  std::sort(sources.begin(), sources.end());
+  readers = sources;
+}
+
 }  // namespace jaxfabric
+

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/call.h"
+#include "collective/hosts.h"
 #include "collective/layout.h"
 
 namespace jaxfabric {
@@ -21,6 +22,7 @@ enum class Algorithm : uint8_t {
   kTwoShot,  // all-reduce: each rank reduces one part, then reads the other parts
   kRagged,   // one-shot, with sub-streams whose lengths only their sender knows
   kPull,     // ranks read each other's own buffers: same process, or process_vm_readv
+  kHosts,    // each byte crosses the network once per host
 };
 
 std::string_view AlgorithmName(Algorithm algorithm);
@@ -29,6 +31,7 @@ std::string_view AlgorithmName(Algorithm algorithm);
 struct Topology {
   bool one_process = false;    // every rank of the communicator lives in this process
   bool process_reads = false;  // process_vm_readv is allowed between all processes
+  std::vector<int> host_of;    // by position; empty: all on one host
 };
 
 struct Plan {
@@ -53,10 +56,14 @@ struct Plan {
   bool nontemporal = false;  // the output does not fit the cache
   std::vector<int> sources;  // positions this rank reads from, itself excluded, ascending
   std::vector<int> readers;  // positions that read from this rank, itself excluded
+  int64_t root = 0;          // broadcast
   bool from_self = false;    // the own contribution is part of the own result
   RaggedSizes ragged;
+  Hosts hosts;          // kHosts
   uint32_t header = 0;  // compared on every execution
 
+  // kHosts: every rank gets the parts of the others.
+  bool collects() const { return kind != OpKind::kReduceScatter; }
   int sub_streams() const { return scattered || algorithm == Algorithm::kTwoShot ? size : 1; }
   // Ragged: slices that each rank gets of each, and the bytes that tell of them.
   size_t slices_each() const { return ragged.slices / static_cast<size_t>(size); }
@@ -67,6 +74,9 @@ struct Plan {
   size_t part_bytes(int rank) const {
     return std::min(part * (static_cast<size_t>(rank) + 1), input_bytes) - part_begin(rank);
   }
+
+ private:
+  void ChooseHosts(Hosts all);
 };
 
 // The input size that the op requires for the output size, checked before anything is sent.

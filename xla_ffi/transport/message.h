@@ -32,8 +32,8 @@ inline constexpr size_t kWordwisePutBytes = 256;
 
 class MessageChannel : public Channel {
  public:
-  // Stores `value` at `offset` (a multiple of 8) of a region of the peer, release, after all earlier
-  // posts. Never waits. kOutOfRange if it does not fit the window.
+  // Stores `value` at `offset` (a multiple of 8) of a region of the peer, release, after all
+  // earlier posts. Never waits. kOutOfRange if it does not fit the window.
   virtual Status PostWord(uint64_t value, uint32_t region, uint64_t offset) = 0;
   Status PostWord(uint64_t value, uint64_t offset) {
     return PostWord(value, kWindowRegion, offset);
@@ -64,8 +64,8 @@ class MessageEndpoint : public Endpoint {
   virtual Result<uint32_t> Register(std::span<std::byte> memory) = 0;
   // Returns when nothing writes into the region any more.
   virtual void Deregister(uint32_t region) = 0;
-  // By whoever waits: receives and sends what is possible now. If nothing is, waits up to `wait` for
-  // the network. True if anything happened, here or in another thread since this thread's last
+  // By whoever waits: receives and sends what is possible now. If nothing is, waits up to `wait`
+  // for the network. True if anything happened, here or in another thread since this thread's last
   // call; the caller then looks again for what it waits for. The endpoint's own thread, which does
   // the same when nobody calls this, stays asleep meanwhile.
   virtual bool Progress(Clock::duration wait) = 0;

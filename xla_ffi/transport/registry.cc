@@ -4,6 +4,7 @@
 
 #include "transport/inproc/inproc.h"
 #include "transport/shm/shm.h"
+#include "transport/tcp/tcp.h"
 
 namespace jaxfabric {
 
@@ -13,6 +14,7 @@ std::span<const std::unique_ptr<Transport>> Transports() {
     auto* list = new std::vector<std::unique_ptr<Transport>>;
     list->push_back(MakeInprocTransport());
     list->push_back(MakeShmTransport());
+    list->push_back(MakeTcpTransport());
     return list;
   }();
   return *transports;

@@ -43,6 +43,17 @@ size_t Op::RingOf(int position) const {
   return found_[static_cast<size_t>(position)]->publish.staged.ring_bytes;
 }
 
+size_t Op::PartBegin(int part) const {
+  const Plan& plan = participant_.plan();
+  if (plan.kind == OpKind::kAllReduce) return plan.part_begin(part);
+  return plan.kind == OpKind::kBroadcast ? 0 : static_cast<size_t>(part) * plan.stream;
+}
+
+size_t Op::PartBytes(int part) const {
+  const Plan& plan = participant_.plan();
+  return plan.kind == OpKind::kAllReduce ? plan.part_bytes(part) : plan.stream;
+}
+
 void Op::ClearCounters() {
   const HostsLayout& layout = participant_.roles_.layout;
   for (size_t i = 0; i < layout.counters(); ++i) {
