@@ -160,8 +160,8 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   const std::string no_gpus = reader.GetString();
   const std::vector<int64_t> mirrors = reader.GetInts();
   peer.window_region = reader.Get<uint32_t>();
-  if (!reader.ok() || mirrors.size() != peers_.size() || endpoint_fds > fds.size() || reader.type() != MessageType::kHello ||
-      greeting.credentials.pid != peer.pid) {
+  if (!reader.ok() || mirrors.size() != peers_.size() || endpoint_fds > fds.size() ||
+      reader.type() != MessageType::kHello || greeting.credentials.pid != peer.pid) {
     return Status(Code::kInvalidArgument, StrCat("process ", process, " sent a malformed hello"));
   }
   std::vector<UniqueFd> pools(std::make_move_iterator(fds.begin() + endpoint_fds),

@@ -298,8 +298,13 @@ PeerView Fabric::View(const Directory::Member& member) const {
   JF_CHECK(member.cell < peer.header->cells);
   const auto index = static_cast<size_t>(
       std::lower_bound(peer.ranks.begin(), peer.ranks.end(), member.rank) - peer.ranks.begin());
-  return {member.rank,        member.process,      peer.pid, peer.remote,
-          peer.window.data(), cells + member.cell, LastSeenOf(peer.window.data(), index)};
+  return {member.rank,
+          member.process,
+          peer.pid,
+          peer.remote,
+          peer.window.data(),
+          cells + member.cell,
+          LastSeenOf(peer.window.data(), index)};
 }
 
 std::shared_ptr<Communicator> Fabric::CommunicatorFor(const std::vector<int64_t>& ranks,

@@ -151,9 +151,9 @@ class Fabric {
     uint32_t mirror_region = 0;  // of it, for the remote process
     uint64_t window_bytes = 0;
     EndpointAddress address;
-    uint32_t region = 0;         // the mirror of this process's window there
-    uint32_t window_region = 0;  // its window
-    int host_number = 0;         // the same for the processes of one host
+    uint32_t region = 0;                   // the mirror of this process's window there
+    uint32_t window_region = 0;            // its window
+    int host_number = 0;                   // the same for the processes of one host
     std::unique_ptr<MessageChannel> link;  // guarded by network_mutex_; stays once it is there
     // Written by the control thread, read by all: no other data depends on them (relaxed).
     std::atomic<bool> gone{false};

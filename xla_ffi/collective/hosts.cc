@@ -66,8 +66,8 @@ HostRoles::HostRoles(const Hosts& hosts, int position)
     if (part == position) continue;
     const bool relayed = hosts.of(part) != host;
     const int holder = relayed ? hosts.Handler(host, part) : part;
-    results.push_back({part, holder, relayed ? index_at(holder, part) : 0, relayed,
-                       HostsLayout(hosts, holder)});
+    results.push_back(
+        {part, holder, relayed ? index_at(holder, part) : 0, relayed, HostsLayout(hosts, holder)});
   }
 }
 

@@ -58,9 +58,7 @@ struct HostsLayout {
   size_t OwnPartial() const { return Ring(parts); }
   size_t OwnResult() const { return Ring(parts + 1); }
   size_t Partial(int host) const { return Ring(parts + 2 + static_cast<size_t>(host)); }
-  size_t SentPartial(size_t handled_index) const {
-    return Ring(parts + 2 + hosts + handled_index);
-  }
+  size_t SentPartial(size_t handled_index) const { return Ring(parts + 2 + hosts + handled_index); }
   size_t Result(size_t handled_index) const {
     return Ring(parts + 2 + hosts + handled + handled_index);
   }
@@ -78,7 +76,8 @@ struct HostsLayout {
   size_t Ring(size_t index) const { return counter_bytes() + index * ring; }
 };
 
-// All that one rank does for the communicator. Positions, and indices in the lists of handled parts.
+// All that one rank does for the communicator. Positions, and indices in the lists of handled
+// parts.
 struct HostRoles {
   HostRoles() = default;
   HostRoles(const Hosts& hosts, int position);
@@ -96,15 +95,15 @@ struct HostRoles {
   };
   struct Result {  // a part that is not the own one, and where it is on this host
     int part;
-    int holder;     // the owner, or who handles the part
-    size_t index;   // there, if `relayed`
+    int holder;    // the owner, or who handles the part
+    size_t index;  // there, if `relayed`
     bool relayed;
     HostsLayout layout;
   };
   int host = 0;
-  HostsLayout layout;         // the own one
-  std::vector<int> members;   // of the own host, this rank included
-  std::vector<int> locals;    // the others of them
+  HostsLayout layout;        // the own one
+  std::vector<int> members;  // of the own host, this rank included
+  std::vector<int> locals;   // the others of them
   std::vector<Handled> handled;
   std::vector<Relay> relays;  // one for each other host
   std::vector<Result> results;

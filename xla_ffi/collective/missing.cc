@@ -40,6 +40,7 @@ bool Op::NeedsAsSource(int peer) const {
   const Slot* slot = found_[index] ? found_[index] : Look(peer);
   if (plan.algorithm == Algorithm::kPull) return plan.reduces ? !slot : !pulled_[index];
   if (!slot) return !sources_found_;
+  if (plan.algorithm == Algorithm::kHosts) return HostsNeed(peer);
   if (slot->publish.placement == Placement::kInline) return false;
   const uint64_t needed =
       plan.algorithm == Algorithm::kRagged ? ragged_.received_bytes[index] : plan.stream;
@@ -54,7 +55,7 @@ bool Op::NeedsAsSource(int peer) const {
 bool Op::NeedsAsReader(int peer) const {
   const Plan& plan = participant_.plan();
   // Direct buffers: see Linger().
-  if (plan.algorithm == Algorithm::kPull) return false;
+  if (plan.algorithm == Algorithm::kPull || plan.algorithm == Algorithm::kHosts) return false;
   if (!std::binary_search(plan.readers.begin(), plan.readers.end(), peer)) return false;
   const Slot* slot = found_[static_cast<size_t>(peer)];
   if (!slot) slot = Look(peer);

@@ -60,8 +60,8 @@ Status Fabric::MirrorRemotes() {
 }
 
 Topology Fabric::TopologyOf(const std::vector<PeerView>& peers, bool one_process) const {
-  const bool one_host = std::none_of(peers.begin(), peers.end(),
-                                     [](const PeerView& peer) { return peer.remote; });
+  const bool one_host =
+      std::none_of(peers.begin(), peers.end(), [](const PeerView& peer) { return peer.remote; });
   Topology topology{one_process, process_reads_ && one_host, {}};
   for (const PeerView& peer : peers) {
     if (!one_host) {
@@ -119,8 +119,8 @@ void Fabric::CheckLost(Clock::time_point now) {
     }
   }
   if (!found) return;
-  Poison(Status(Code::kUnavailable, StrCat(DescribeProcess(found->process), " is unreachable: ",
-                                           found->reason.message())),
+  Poison(Status(Code::kUnavailable, StrCat(DescribeProcess(found->process),
+                                           " is unreachable: ", found->reason.message())),
          true);
 }
 

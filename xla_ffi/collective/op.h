@@ -63,7 +63,6 @@ class Op {
 
  private:
   friend class Participant;
-struct RemotePeer;
 
   bool Setup();
   bool Claim();
@@ -113,8 +112,8 @@ struct RemotePeer;
   size_t PartBytes(int part) const;
   std::byte* BlockOf(int position);
   size_t RingOf(int position) const;
-  void PutToPartner(int position, const std::byte* from, size_t bytes, size_t place,
-                    size_t counter, uint64_t count);
+  void PutToPartner(int position, const std::byte* from, size_t bytes, size_t place, size_t counter,
+                    uint64_t count);
   bool StageForHost();
   void ReduceHost(int part, size_t offset, size_t bytes, std::byte* to);
   bool ReduceForOwners();
@@ -144,6 +143,7 @@ struct RemotePeer;
   // missing.cc
   bool NeedsAsSource(int peer) const;
   bool NeedsAsReader(int peer) const;
+  bool HostsNeed(int peer) const;  // algorithm/hosts.cc
 
   Participant& participant_;
   Buffers buffers_;
@@ -166,7 +166,8 @@ struct RemotePeer;
   std::vector<const void*> operands_;  // scratch for Reduce, by position
   std::vector<uint8_t> pulled_;        // by position
   int pulled_count_ = 0;
-  // What the peers of other hosts have been told, and by remote process the last put from the input.
+  // What the peers of other hosts have been told, and by remote process the last put from the
+  // input.
   struct Told {
     bool published = false;
     uint64_t produced = 0;

@@ -30,7 +30,7 @@ struct PeerView {
   int64_t rank = -1;
   int process = -1;
   pid_t pid = 0;
-  bool remote = false;         // on another host
+  bool remote = false;          // on another host
   std::byte* window = nullptr;  // or its mirror
   Cell* cell = nullptr;
   LastSeen* last_seen = nullptr;

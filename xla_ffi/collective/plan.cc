@@ -193,4 +193,3 @@ void Plan::ChooseHosts(Hosts all) {
 }
 
 }  // namespace jaxfabric
-

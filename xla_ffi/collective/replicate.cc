@@ -52,10 +52,9 @@ void Op::PostInput(size_t offset, size_t bytes) {
     for (int to : remotes[i].positions) {
       const size_t end = SubStreamEnd(to);
       if (offset >= end) continue;
-      const std::byte* from =
-          plan.algorithm == Algorithm::kRagged
-              ? staging_ + static_cast<size_t>(to) * ring_ + offset % ring_
-              : buffers_.input + SubStreamBegin(to) + offset;
+      const std::byte* from = plan.algorithm == Algorithm::kRagged
+                                  ? staging_ + static_cast<size_t>(to) * ring_ + offset % ring_
+                                  : buffers_.input + SubStreamBegin(to) + offset;
       Post(i, static_cast<size_t>(to), from, offset, std::min(bytes, end - offset));
     }
   }
@@ -98,10 +97,10 @@ void Op::Tell(const RemotePeer& remote) {
     word(mine_->consume.results_consumed, results_consumed_);
     const std::byte* line = reinterpret_cast<const std::byte*>(&mine_->publish);
     const size_t behind_tag = sizeof(mine_->publish.tag);
-    (void)channel.PostPut(BytesOf(line + behind_tag, sizeof(PublishLine) - behind_tag), remote.region,
-                    participant_.WindowOffset(line + behind_tag));
+    (void)channel.PostPut(BytesOf(line + behind_tag, sizeof(PublishLine) - behind_tag),
+                          remote.region, participant_.WindowOffset(line + behind_tag));
     (void)channel.PostPut(BytesOf(participant_.last_seen_, sizeof(LastSeen)), remote.region,
-                    participant_.WindowOffset(participant_.last_seen_));
+                          participant_.WindowOffset(participant_.last_seen_));
     word(mine_->publish.tag, tag_);
   } else {
     if (produced_ != told_.produced) word(mine_->produce.produced, produced_);

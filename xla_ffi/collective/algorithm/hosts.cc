@@ -1,8 +1,9 @@
 // Between hosts, every byte crosses the network once per host. The array has one part per rank:
 //
 //   stage     what the ranks of a host contribute to each other's parts
-//   reduce    a part's handler sums up its host's contributions and puts the partial sum to the owner
-//   combine   the owner adds the hosts' partial sums, in the order of hosts, stages the result for
+//   reduce    a part's handler sums up its host's contributions and puts the partial sum to the
+//   owner combine   the owner adds the hosts' partial sums, in the order of hosts, stages the
+//   result for
 //             its host and puts it to the part's handlers on the others
 //   collect   every rank copies all results, from their owners or from their handlers
 //
@@ -161,8 +162,7 @@ bool Op::ReduceForOwners() {
   };
   const HostsLayout layout = roles.layout.With(ring_);
   if (const size_t bytes = clip(plan.position); bytes > 0) {
-    ReduceHost(plan.position, consumed_, bytes,
-               staging_ + layout.OwnPartial() + consumed_ % ring_);
+    ReduceHost(plan.position, consumed_, bytes, staging_ + layout.OwnPartial() + consumed_ % ring_);
   }
   for (const auto& handled : roles.handled) {
     const size_t bytes = clip(handled.owner);
@@ -195,8 +195,8 @@ bool Op::CombineOwn() {
     Lower(limit, consumed_);
     for (const auto& relay : roles.relays) {
       // Acquire: the partial sums before their count.
-      const uint64_t landed = Counter(staging_, layout.PartialCount(relay.host))
-                                  .load(std::memory_order_acquire);
+      const uint64_t landed =
+          Counter(staging_, layout.PartialCount(relay.host)).load(std::memory_order_acquire);
       if (landed <= results_) waiting_for_ = relay.position;
       Lower(limit, landed);
     }
@@ -267,11 +267,10 @@ bool Op::CollectResults() {
       const size_t ring = RingOf(result.holder);
       // Acquire: the bytes before their count.
       const uint64_t there =
-          result.relayed
-              ? Counter(BlockOf(result.holder), result.layout.ResultCount(result.index))
-                    .load(std::memory_order_acquire)
-              : found_[static_cast<size_t>(result.holder)]->produce.results.load(
-                    std::memory_order_acquire);
+          result.relayed ? Counter(BlockOf(result.holder), result.layout.ResultCount(result.index))
+                               .load(std::memory_order_acquire)
+                         : found_[static_cast<size_t>(result.holder)]->produce.results.load(
+                               std::memory_order_acquire);
       if (there <= results_consumed_) {
         waiting_for_ = result.holder == plan.position ? result.part : result.holder;
       }
@@ -326,6 +325,34 @@ bool Op::ServeHost() {
     moved = true;
   }
   return moved;
+}
+
+// Whether this rank waits for something of a peer that has published.
+bool Op::HostsNeed(int peer) const {
+  const Plan& plan = participant_.plan();
+  const HostRoles& roles = participant_.roles_;
+  if (!sources_found_) return false;
+  const auto count = [this](size_t offset) {
+    return Counter(staging_, offset).load(std::memory_order_acquire);
+  };
+  for (const auto& relay : roles.relays) {
+    if (relay.position != peer || results_ >= plan.stream) continue;
+    if (!plan.reduces || count(roles.layout.PartialCount(relay.host)) < plan.stream) return true;
+  }
+  for (const auto& handled : roles.handled) {
+    if (handled.owner != peer) continue;
+    const bool answers = plan.collects() && results_consumed_ < plan.stream;
+    if (answers && count(roles.layout.ResultCount(handled.index)) < plan.stream) return true;
+    if (plan.reduces && consumed_ < plan.stream) return true;
+  }
+  if (plan.hosts.of(peer) != roles.host) return false;
+  const Slot& slot = *found_[static_cast<size_t>(peer)];
+  const bool reduces = plan.reduces && consumed_ < plan.stream;
+  if (reduces && slot.produce.produced.load(std::memory_order_acquire) < plan.stream) return true;
+  if (!plan.collects() || results_consumed_ >= plan.stream) return false;
+  // It holds results: its own, or those of others, and says itself for whom it waits.
+  return std::any_of(roles.results.begin(), roles.results.end(),
+                     [peer](const auto& result) { return result.holder == peer; });
 }
 
 bool Op::StepHosts() {
