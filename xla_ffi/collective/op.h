@@ -99,6 +99,7 @@ class Op {
   void Consume(size_t offset, size_t bytes);
   size_t ContiguousLimit(size_t offset) const;
   bool FindSources();
+  bool AwaitsRoom() const;
   // algorithm/pull.cc
   bool PullFrom(int source);
   bool Revoked(int peer);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <tuple>
 
+#include "collective/hosts.h"
 #include "memory/reduce.h"
 
 namespace jaxfabric::testing {
@@ -102,13 +103,24 @@ Bytes Problem::Output(int position, int launch) const {
   switch (kind) {
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter: {
+      const auto sum = [&](const std::vector<Bytes>& parts) {
+        std::vector<const void*> sources;
+        for (const Bytes& bytes : parts) sources.push_back(bytes.data());
+        Bytes out(row);
+        Reduce(dtype, reduction, out.data(), sources, count);
+        return out;
+      };
       std::vector<Bytes> parts;
-      std::vector<const void*> sources;
       for (int rank = 0; rank < size; ++rank) parts.push_back(part(rank));
-      for (const Bytes& bytes : parts) sources.push_back(bytes.data());
-      Bytes out(row);
-      Reduce(dtype, reduction, out.data(), sources, count);
-      return out;
+      if (host_of.empty()) return sum(parts);
+      const Hosts hosts(host_of);
+      std::vector<Bytes> sums;
+      for (int host = 0; host < hosts.count(); ++host) {
+        std::vector<Bytes> own;
+        for (int rank : hosts.members(host)) own.push_back(parts[static_cast<size_t>(rank)]);
+        sums.push_back(sum(own));
+      }
+      return sum(sums);
     }
     case OpKind::kAllGather:
     case OpKind::kAllToAll: {

@@ -32,6 +32,9 @@ struct Problem {
   size_t row_elements = 1;
   size_t slices_each = 0;  // 0: one to three, by `count`
   std::function<Slices(int position, int launch)> slices{};
+  // By position, where each host's operands are added first, then hosts in order; else in rank
+  // order.
+  std::vector<int> host_of{};
 
   size_t row_bytes() const;
   size_t input_bytes() const;

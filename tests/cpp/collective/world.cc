@@ -88,6 +88,14 @@ std::vector<int64_t> Shape::LocalIds(int process) const {
 
 std::string Shape::Host(int process) const { return StrCat("/", process % hosts); }
 
+std::vector<int> Shape::HostOf() const {
+  std::vector<int> host_of;
+  for (int rank = 0; rank < size() && hosts > 1; ++rank) {
+    host_of.push_back(rank / ranks_each % hosts);
+  }
+  return host_of;
+}
+
 std::vector<int64_t> Shape::Ids() const {
   std::vector<int64_t> ids;
   for (int process = 0; process < processes; ++process) {
@@ -141,12 +149,15 @@ size_t LocalRanks::AddCall(const CallSpec& spec, uint32_t duplicate,
   Call call;
   call.spec = spec;
   for (int local = 0; local < shape_.ranks_each; ++local) {
-    const Problem& own = call.problems.emplace_back(problem(position(local)));
+    Problem& own = call.problems.emplace_back(problem(position(local)));
     Buffers sizes;
     sizes.input_bytes = own.input_bytes();
     sizes.output_bytes = own.output_bytes();
     sizes.dtype = own.dtype;
     sizes.ragged_sizes = own.Ragged();
+    const Topology topology{false, false, shape_.HostOf()};
+    const Plan plan(spec, shape_.size(), position(local), sizes, topology);
+    if (plan.algorithm == Algorithm::kHosts) own.host_of = topology.host_of;
     call.participants.push_back(std::make_unique<Participant>(
         fabric_, spec, SiteRegistry::Instance{duplicate, clock_},
         shape_.LocalIds(fabric_.process())[static_cast<size_t>(local)], 0, position(local),

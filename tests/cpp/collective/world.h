@@ -28,6 +28,8 @@ struct Shape {
   std::vector<int64_t> LocalIds(int process) const;
   std::vector<int64_t> Ids() const;
   std::string Host(int process) const;
+  // By position; empty for one host.
+  std::vector<int> HostOf() const;
 };
 
 // For the names of parametrised tests: "2x4" is two processes with four ranks each, "2x4_on_2" two
