@@ -35,11 +35,17 @@ std::unique_ptr<Transport> MakeLate(std::unique_ptr<Transport> inner) {
   return MakeFaultyTransport(std::move(inner), plan);
 }
 
+std::unique_ptr<Transport> MakeTcp() {
+  TcpTransportOptions options;
+  options.secret = "known to every process";
+  return MakeTcpTransport(options);
+}
+
 std::vector<Case> Cases() {
   const TransportFactory late_inproc = [] { return MakeLate(MakeInprocTransport()); };
   const TransportFactory late_shm = [] { return MakeLate(MakeShmTransport()); };
-  const TransportFactory tcp = [] { return MakeTcpTransport(); };
-  const TransportFactory late_tcp = [] { return MakeLate(MakeTcpTransport()); };
+  const TransportFactory tcp = MakeTcp;
+  const TransportFactory late_tcp = [] { return MakeLate(MakeTcp()); };
   return {
       // inproc is not run as processes: it is by definition the transport inside one.
       {"inproc_threads", MakeInprocTransport, RankMode::kThreads},

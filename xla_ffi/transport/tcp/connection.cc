@@ -106,7 +106,7 @@ void Peer::OnEnd(Socket* socket, const Status& reason) {
         first = sockets_[0];
         break;
       case State::kCalling:
-        if (hub_->self() < number_) {
+        if (hub_->self() < number_ || reason.code() == Code::kUnauthenticated) {
           end_reason_ = reason;
           fail = true;
         } else {  // it may have refused because it calls too

@@ -16,7 +16,7 @@ namespace {
 
 // Edge-triggered: no call to change what is watched for, and one thread per event.
 constexpr uint32_t kSocketEvents = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-constexpr uint64_t kListenerId = 0;  // sockets begin with 1
+constexpr uint64_t kAcceptorId = 0;  // sockets begin with 1
 
 }  // namespace
 
@@ -24,11 +24,7 @@ Hub::Hub(const TcpTransportOptions& options, int self, int max_peers)
     : options_(options),
       self_(self),
       max_peers_(max_peers),
-      poller_([this](uint64_t id, uint32_t events) { Handle(id, events); },
-              [this] {
-                const auto now = Clock::now();
-                ForEachPeer([now](Peer& peer) { peer.Expire(now); });
-              }) {}
+      poller_([this](uint64_t id, uint32_t events) { Handle(id, events); }, [this] { Tick(); }) {}
 
 Result<std::shared_ptr<Hub>> Hub::Create(const TcpTransportOptions& options, int self,
                                          int max_peers, size_t window_bytes) {
@@ -47,9 +43,13 @@ Result<std::shared_ptr<Hub>> Hub::Create(const TcpTransportOptions& options, int
   hub->window_ = {static_cast<std::byte*>(memory), window_bytes};
   hub->regions_.Add(hub->window_);
   JF_ASSIGN_OR_RETURN(hub->address_, TcpAddress::FromIp(options.ip, 0));
-  JF_ASSIGN_OR_RETURN(hub->listener_, ListenTcp(&hub->address_, options.ports, options.socket));
+  hub->identity_ = {options.secret, options.incarnation, static_cast<uint32_t>(self),
+                    static_cast<uint32_t>(max_peers)};
+  JF_ASSIGN_OR_RETURN(UniqueFd listener, ListenTcp(&hub->address_, options.ports, options.socket));
+  JF_ASSIGN_OR_RETURN(hub->acceptor_,
+                      Acceptor::Create(std::move(listener), hub->identity_, Purpose::kData));
   JF_RETURN_IF_ERROR(hub->poller_.Start());
-  JF_RETURN_IF_ERROR(hub->poller_.Watch(hub->listener_.get(), kListenerId, EPOLLIN));
+  JF_RETURN_IF_ERROR(hub->poller_.Watch(hub->acceptor_->fd(), kAcceptorId, EPOLLIN));
   return hub;
 }
 
@@ -73,7 +73,7 @@ void Hub::Close() {
     const std::lock_guard lock(mutex_);
     if (std::exchange(closed_, true)) return;
   }
-  if (!listener_.valid()) return;
+  if (acceptor_ == nullptr) return;
   ForEachPeer([](Peer& peer) { peer.PostGoodbye(); });
   const auto all = [this](bool (Peer::*test)() const) {
     bool result = true;
@@ -88,8 +88,8 @@ void Hub::Close() {
   ForEachPeer([](Peer& peer) {
     peer.Fail(Status(Code::kUnavailable, "the own endpoint is closed"), false);
   });
-  poller_.Unwatch(listener_.get());
-  listener_.Reset();
+  poller_.Unwatch(acceptor_->fd());
+  acceptor_.reset();
   std::unordered_map<uint64_t, std::shared_ptr<Socket>> rest;
   {
     const std::lock_guard lock(mutex_);
@@ -126,7 +126,7 @@ void Hub::Forget(const Socket& socket) {
 }
 
 void Hub::Handle(uint64_t id, uint32_t) {
-  if (id == kListenerId) return Accept();
+  if (id == kAcceptorId) return Accept();
   std::shared_ptr<Socket> socket;
   {
     const std::lock_guard lock(mutex_);
@@ -138,12 +138,21 @@ void Hub::Handle(uint64_t id, uint32_t) {
 }
 
 void Hub::Accept() {
-  for (;;) {
-    TcpAddress from;
-    Result<std::optional<UniqueFd>> fd = TryAcceptTcp(listener_.get(), &from);
-    if (!fd.ok() || !fd->has_value()) return;
-    (void)Watch(std::make_shared<Socket>(this, std::move(**fd)));
+  const std::unique_lock lock(accepting_, std::try_to_lock);
+  if (!lock) return;
+  for (Acceptor::Accepted& accepted : acceptor_->Advance()) {
+    (void)Watch(std::make_shared<Socket>(this, std::move(accepted.socket), accepted.process,
+                                         accepted.stripe));
   }
+  // Those who are too slow have to be dropped when their time is over.
+  const bool strangers = acceptor_->pending() != 0;
+  if (strangers != std::exchange(strangers_, strangers)) poller_.Ticking(strangers);
+}
+
+void Hub::Tick() {
+  Accept();
+  const auto now = Clock::now();
+  ForEachPeer([now](Peer& peer) { peer.Expire(now); });
 }
 
 void Hub::CountMalformed(const std::string& what) {

@@ -13,6 +13,8 @@
 #include <unordered_map>
 
 #include "base/status.h"
+#include "os/acceptor.h"
+#include "os/handshake.h"
 #include "os/tcp_socket.h"
 #include "transport/tcp/peer.h"
 #include "transport/tcp/poller.h"
@@ -35,6 +37,7 @@ class Hub {
   int max_peers() const { return max_peers_; }
   std::span<std::byte> window() const { return window_; }
   const TcpAddress& address() const { return address_; }
+  const JobIdentity& identity() const { return identity_; }
   Regions& regions() { return regions_; }
   Poller& poller() { return poller_; }
   // Made when first asked for; lives as long as the hub.
@@ -50,6 +53,7 @@ class Hub {
   uint64_t NextId() { return last_id_.fetch_add(1, std::memory_order_relaxed) + 1; }
   void CountMalformed(const std::string& what);
   uint64_t malformed() const { return malformed_.load(std::memory_order_relaxed); }  // a statistic
+  uint64_t refused() const { return acceptor_->refused(); }
 
  private:
   static constexpr auto kLinger = std::chrono::seconds(1);
@@ -58,6 +62,7 @@ class Hub {
   Hub(const TcpTransportOptions& options, int self, int max_peers);
   void Handle(uint64_t id, uint32_t events);
   void Accept();
+  void Tick();
   template <class F>
   void ForEachPeer(F f);
 
@@ -68,8 +73,11 @@ class Hub {
   size_t mapped_bytes_ = 0;
   Regions regions_;
   TcpAddress address_;
-  UniqueFd listener_;
-  std::mutex mutex_;  // of the two maps; nothing else is locked while it is held
+  JobIdentity identity_;
+  std::mutex accepting_;  // of the acceptor; who does not get it leaves the work to the other
+  std::unique_ptr<Acceptor> acceptor_;
+  bool strangers_ = false;  // some are within their handshake
+  std::mutex mutex_;        // of the two maps; nothing else is locked while it is held
   std::map<int, std::unique_ptr<Peer>> peers_;
   std::unordered_map<uint64_t, std::shared_ptr<Socket>> sockets_;
   std::atomic<uint64_t> last_id_{0};  // relaxed: only has to differ

@@ -31,11 +31,13 @@ Socket::Socket(Hub* hub, UniqueFd fd, Peer* peer, int lane, uint64_t attempt,
       stage_(Stage::kConnecting),
       reader_(this) {}
 
-Socket::Socket(Hub* hub, UniqueFd fd)
+Socket::Socket(Hub* hub, UniqueFd fd, uint32_t caller, uint32_t lane)
     : hub_(hub),
       fd_(std::move(fd)),
       id_(hub->NextId()),
       called_(true),
+      caller_(caller),
+      lane_(static_cast<int>(lane)),
       stage_(Stage::kOpen),
       reader_(this) {}
 
@@ -58,6 +60,7 @@ void Socket::Close() {
 
 void Socket::Process() {
   if (stage_ == Stage::kConnecting) FinishConnecting();
+  if (stage_ == Stage::kHandshake) AdvanceHandshake();
   if (stage_ != Stage::kOpen || closed_.load(std::memory_order_relaxed)) return;
   Receive();
   if (peer_ == nullptr || !peer_->up()) return;
@@ -72,9 +75,24 @@ void Socket::Process() {
 void Socket::FinishConnecting() {
   pollfd entry{fd_.get(), POLLOUT, 0};
   if (::poll(&entry, 1, 0) <= 0) return;
-  Status status = FinishConnectTcp(fd_.get(), address_);
-  if (status.ok()) {
+  if (Status status = FinishConnectTcp(fd_.get(), address_); !status.ok()) return End(status);
+  stage_ = Stage::kHandshake;
+  handshake_ = Handshake::Call(hub_->identity(), static_cast<uint32_t>(peer_->number()),
+                               Purpose::kData, static_cast<uint32_t>(lane_));
+}
+
+void Socket::AdvanceHandshake() {
+  const Handshake::Step step = handshake_->Advance(fd_.get());
+  if (step == Handshake::Step::kSend || step == Handshake::Step::kReceive) return;
+  Status status;
+  if (step == Handshake::Step::kRefused) {
+    const Refusal refusal = handshake_->refusal();
+    // kUnavailable: it may only have called at the same time.
+    status = Status(refusal == Refusal::kLeft ? Code::kUnavailable : Code::kUnauthenticated,
+                    StrCat("what answers at ", address_.ToString(), " ", RefusalText(refusal)));
+  } else {
     stage_ = Stage::kOpen;
+    handshake_.reset();
     FrameHeader hello{.type = FrameType::kHello};
     hello.lane = static_cast<uint16_t>(lane_);
     hello.region = static_cast<uint32_t>(hub_->options().lanes);
@@ -211,12 +229,12 @@ const char* Socket::OnHello(const FrameHeader& header) {
   if (header.region != static_cast<uint32_t>(hub_->options().lanes)) {
     return "has another number of connections: the setting must be the same in all processes";
   }
-  if (header.offset >= static_cast<uint64_t>(hub_->max_peers()) ||
-      header.offset == static_cast<uint64_t>(hub_->self())) {
-    return "comes from nobody";
+  if (header.offset != caller_ || header.lane != lane_ ||
+      caller_ >= static_cast<uint32_t>(hub_->max_peers()) ||
+      caller_ == static_cast<uint32_t>(hub_->self())) {
+    return "is not the caller's";
   }
-  peer_ = &hub_->peer(static_cast<int>(header.offset));
-  lane_ = header.lane;
+  peer_ = &hub_->peer(static_cast<int>(caller_));
   attempt_ = header.value;
   refused_ = !peer_->OnHello(shared_from_this());
   return refused_ ? "is not taken" : nullptr;

@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "os/fd.h"
+#include "os/handshake.h"
 #include "os/tcp_socket.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/regions.h"
@@ -24,8 +25,8 @@ class Socket : private FrameSink, public std::enable_shared_from_this<Socket> {
  public:
   // The calling end of lane `lane`: `fd` is connecting.
   Socket(Hub* hub, UniqueFd fd, Peer* peer, int lane, uint64_t attempt, const TcpAddress& address);
-  // The called end: the first frame tells who it is.
-  Socket(Hub* hub, UniqueFd fd);
+  // The called end: `caller` has proven who it is, and repeats it in its first frame.
+  Socket(Hub* hub, UniqueFd fd, uint32_t caller, uint32_t lane);
 
   int fd() const { return fd_.get(); }
   uint64_t id() const { return id_; }
@@ -47,10 +48,11 @@ class Socket : private FrameSink, public std::enable_shared_from_this<Socket> {
   bool ended() const { return ended_.load(std::memory_order_seq_cst); }        // as above
 
  private:
-  enum class Stage { kConnecting, kOpen, kClosed };
+  enum class Stage { kConnecting, kHandshake, kOpen, kClosed };
 
   void Process();
   void FinishConnecting();
+  void AdvanceHandshake();
   void Receive();
   void End(const Status& reason);
   void Malformed();
@@ -67,8 +69,10 @@ class Socket : private FrameSink, public std::enable_shared_from_this<Socket> {
   const UniqueFd fd_;
   const uint64_t id_;
   const bool called_;
-  const TcpAddress address_;  // of the other end, where this one calls
-  Peer* peer_ = nullptr;      // null until the caller has said who it is
+  const TcpAddress address_;            // of the other end, where this one calls
+  const uint32_t caller_ = 0;           // where the other one calls
+  std::optional<Handshake> handshake_;  // until it is over
+  Peer* peer_ = nullptr;                // null until its first frame, where the other one calls
   int lane_ = 0;
   uint64_t attempt_ = 0;
   Stage stage_;

@@ -1,5 +1,7 @@
 #include "transport/tcp/tcp.h"
 
+#include <sys/random.h>
+
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -227,6 +229,13 @@ Result<std::unique_ptr<MessageEndpoint>> BindTcp(const TcpTransportOptions& opti
 }
 
 std::unique_ptr<Transport> MakeTcpTransport(TcpTransportOptions options) {
+  if (options.secret.empty()) {
+    char secret[32];
+    // Where that fails Bind() says that there is no secret.
+    if (::getrandom(secret, sizeof(secret), 0) == sizeof(secret)) {
+      options.secret.assign(secret, sizeof(secret));
+    }
+  }
   return std::make_unique<tcp::TcpTransport>(std::move(options));
 }
 

@@ -23,6 +23,10 @@ struct TcpTransportOptions {
   // Where an endpoint listens; also what it publishes, so not a wildcard.
   std::string ip = "127.0.0.1";
   PortRange ports;
+  // What all processes of the job know and nobody else, at least kMinSecretBytes; and which start
+  // of the job this is. Only who proves to know both is let in (os/handshake.h).
+  std::string secret;
+  uint64_t incarnation = 0;
   TcpOptions socket;
   // Connections per pair; the same in all processes.
   int lanes = 2;
@@ -36,6 +40,7 @@ struct TcpTransportOptions {
   Clock::duration connect_timeout = std::chrono::seconds(30);
 };
 
+// Without a secret it makes one: its endpoints then reach each other, and no other transport's.
 std::unique_ptr<Transport> MakeTcpTransport(TcpTransportOptions options = {});
 
 // What Bind() of that transport gives, for those who need messages.
