@@ -7,21 +7,13 @@
 #include <set>
 #include <span>
 
+#include "collective/address.h"
 #include "collective/fabric.h"
 #include "os/cores.h"
 #include "os/process_memory.h"
 
 namespace jaxfabric {
 namespace {
-
-struct PublishedAddress {
-  int process = -1;
-  pid_t pid = 0;
-  std::string name, host, host_id;
-  std::vector<int64_t> ranks;
-  uint64_t window_bytes = 0;
-  EndpointAddress network;  // empty kind: it cannot be reached from other hosts
-};
 
 std::string_view TextOf(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -32,50 +24,33 @@ std::vector<std::byte> BytesOf(std::string_view text) {
   return {begin, begin + text.size()};
 }
 
-Result<PublishedAddress> ParseAddress(const std::string& address) {
-  WireReader reader(std::as_bytes(std::span(address.data(), address.size())));
-  PublishedAddress parsed;
-  parsed.process = static_cast<int>(reader.Get<uint32_t>());
-  parsed.pid = reader.Get<int32_t>();
-  parsed.name = reader.GetString();
-  parsed.host = reader.GetString();
-  parsed.host_id = reader.GetString();
-  parsed.ranks = reader.GetInts();
-  parsed.window_bytes = reader.Get<uint64_t>();
-  parsed.network.kind = reader.GetString();
-  parsed.network.bytes = BytesOf(reader.GetString());
-  if (!reader.ok()) {
-    return Status(Code::kInvalidArgument,
-                  "an address is not one of this jaxfabric version: do all processes run the same "
-                  "version?");
-  }
-  return parsed;
-}
-
 }  // namespace
 
 std::string Fabric::Address() const {
-  WireWriter writer(MessageType::kHello);
-  writer.Add(static_cast<uint32_t>(process_)).Add(static_cast<int32_t>(::getpid()));
-  writer.Add(std::string_view(mesh_->name())).Add(std::string_view(host_));
-  writer.Add(std::string_view(host_id_)).Add(std::span<const int64_t>(local_ranks_));
-  const EndpointAddress network = network_ ? network_->address() : EndpointAddress{};
-  writer.Add(uint64_t{window_.size()}).Add(std::string_view(network.kind));
-  writer.Add(TextOf(network.bytes));
-  return std::string(TextOf(writer.bytes()));
+  ProcessAddress address;
+  address.process = process_;
+  address.pid = ::getpid();
+  address.name = mesh_->name();
+  address.host = host_;
+  address.host_id = host_id_;
+  address.ranks = local_ranks_;
+  address.tcp_address = mesh_->tcp_address();
+  address.network = network_reason_;
+  address.window_bytes = window_.size();
+  return address.Encode();
 }
 
-Status Fabric::Connect(const std::vector<std::string>& addresses) {
+Status Fabric::Connect(const std::vector<std::string>& addresses, const Mesh::Job& job) {
   if (addresses.size() != peers_.size()) {
     return Status(Code::kInvalidArgument,
                   StrCat("got ", addresses.size(), " addresses for ", peers_.size(), " processes"));
   }
   const Deadline deadline = Deadline::AfterSeconds(options_.connect_timeout);
-  std::vector<std::string> names;
+  std::vector<Mesh::Peer> peers;
   std::map<std::string, int> host_numbers;
   size_t ranks = 0;
   for (size_t process = 0; process < peers_.size(); ++process) {
-    JF_ASSIGN_OR_RETURN(PublishedAddress address, ParseAddress(addresses[process]));
+    JF_ASSIGN_OR_RETURN(ProcessAddress address, ProcessAddress::Decode(addresses[process]));
     if (address.process != static_cast<int>(process)) {
       return Status(Code::kInvalidArgument,
                     StrCat("address ", process, " belongs to process ", address.process,
@@ -84,9 +59,10 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
     Peer& peer = peers_[process];
     peer.pid = address.pid;
     peer.host = address.host;
+    peer.host_id = address.host_id;
     peer.ranks = address.ranks;
     ranks += address.ranks.size();
-    names.push_back(address.name);
+    peers.push_back({SharesMemory(static_cast<int>(process)), address.name, address.tcp_address});
     for (int64_t rank : address.ranks) {
       const auto [owner, added] = process_of_.emplace(rank, static_cast<int>(process));
       if (!added) {
@@ -94,13 +70,22 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
                                                      owner->second, " and to process ", process));
       }
     }
-    peer.remote = address.host_id != host_id_;
+    peer.remote = !SharesMemory(static_cast<int>(process));
     peer.host_number =
         host_numbers.emplace(address.host_id, static_cast<int>(host_numbers.size())).first->second;
     peer.window_bytes = address.window_bytes;
-    peer.address = address.network;
+    if (peer.remote && (address.tcp_address.empty() || !network_)) {
+      const bool theirs = address.tcp_address.empty();
+      return Status(Code::kFailedPrecondition,
+                    StrCat("process ", theirs ? static_cast<int>(process) : process_, " on ",
+                           theirs ? address.host : host_, " cannot be reached from other hosts: ",
+                           theirs ? address.network : network_reason_));
+    }
   }
-  JF_RETURN_IF_ERROR(MirrorRemotes());
+  if (host_numbers.size() > 1) {
+    JF_RETURN_IF_ERROR(BindMessages(job));
+    JF_RETURN_IF_ERROR(MirrorRemotes());
+  }
   Peer& self = peers_[static_cast<size_t>(process_)];
   self.window = window_;
   self.header = reinterpret_cast<WindowHeader*>(window_.data());
@@ -117,13 +102,15 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
   hello.Add(std::string_view(gpus_ ? std::string() : gpu_reason_));
   std::vector<int64_t> mirrors;
   for (const Peer& peer : peers_) mirrors.push_back(peer.mirror_region);
+  const EndpointAddress data = messages_ ? messages_->address() : EndpointAddress{};
+  hello.Add(std::string_view(data.kind)).Add(TextOf(data.bytes));
   hello.Add(std::span<const int64_t>(mirrors)).Add(window_region_);
   if (gpus_) {
     const std::vector<int> pools = gpus_->HelloFds();
     fds.insert(fds.end(), pools.begin(), pools.end());
   }
   JF_ASSIGN_OR_RETURN(std::vector<Mesh::Greeting> greetings,
-                      mesh_->Connect(names, hello.bytes(), fds, deadline));
+                      mesh_->Connect(peers, job, hello.bytes(), fds, deadline));
   process_reads_ = peers_.size() > 1;
   for (size_t process = 0; process < peers_.size(); ++process) {
     if (static_cast<int>(process) == process_) continue;
@@ -140,7 +127,7 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
   waiting_.out_of_step = microseconds(options_.out_of_step_microseconds);
 
   mesh_->Start({.on_message = [this](int process, WireReader& m) { OnMessage(process, m); },
-                .on_gone = [this](int process) { OnGone(process); }});
+                .on_gone = [this](int process, LinkEnd how) { OnGone(process, how); }});
   if (gpus_) gpus_->Start();
   progress_ = std::thread([this] { ProgressLoop(); });
   ::pthread_setname_np(progress_.native_handle(), "jf-progress");
@@ -158,21 +145,23 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   const auto endpoint_fds = reader.Get<uint32_t>();
   const std::string gpus = reader.GetString();
   const std::string no_gpus = reader.GetString();
+  const EndpointAddress data{reader.GetString(), BytesOf(reader.GetString()), {}};
   const std::vector<int64_t> mirrors = reader.GetInts();
   peer.window_region = reader.Get<uint32_t>();
-  if (!reader.ok() || mirrors.size() != peers_.size() || endpoint_fds > fds.size() ||
-      reader.type() != MessageType::kHello || greeting.credentials.pid != peer.pid) {
+  if (!reader.ok() || mirrors.size() != peers_.size() ||
+      (!peer.remote && endpoint_fds > fds.size()) || reader.type() != MessageType::kHello ||
+      (!peer.remote && greeting.credentials.pid != peer.pid)) {
     return Status(Code::kInvalidArgument, StrCat("process ", process, " sent a malformed hello"));
+  }
+  if (peer.remote) {
+    peer.address = data;
+    peer.region = static_cast<uint32_t>(mirrors[static_cast<size_t>(process_)]);
+    if (gpus_) GiveUpGpus("the job has processes on other hosts");
+    return OkStatus();
   }
   std::vector<UniqueFd> pools(std::make_move_iterator(fds.begin() + endpoint_fds),
                               std::make_move_iterator(fds.end()));
   fds.resize(endpoint_fds);
-  if (peer.remote) {
-    peer.region = static_cast<uint32_t>(mirrors[static_cast<size_t>(process_)]);
-    if (gpus_) GiveUpGpus("the job has processes on other hosts");
-    process_reads_ = false;
-    return OkStatus();
-  }
   address.bytes = BytesOf(bytes);
   JF_ASSIGN_OR_RETURN(peer.channel,
                       endpoint_->Connect(address, std::move(fds),

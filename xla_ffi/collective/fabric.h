@@ -57,7 +57,8 @@ class Fabric {
 
   // What every process must give to every other's Connect.
   std::string Address() const;
-  Status Connect(const std::vector<std::string>& addresses);
+  // `job` is needed where processes are on several hosts.
+  Status Connect(const std::vector<std::string>& addresses, const Mesh::Job& job = {});
   // Fails what is under way with kCancelled, leaves, frees everything. Idempotent.
   void Shutdown();
 
@@ -124,7 +125,7 @@ class Fabric {
   };
   Result<Link> LinkTo(int process);
   // Null where all processes are on this host.
-  MessageEndpoint* network() const { return network_.get(); }
+  MessageEndpoint* messages() const { return messages_.get(); }
   std::optional<StagingPool::Block> TryAllocateStaging(uint64_t bytes, Participant& user);
   void FreeStaging(StagingPool::Block block) { staging_->Free(block); }
 
@@ -141,6 +142,7 @@ class Fabric {
   struct Peer {
     pid_t pid = 0;
     std::string host;
+    std::string host_id;
     std::vector<int64_t> ranks;
     bool remote = false;               // on another host
     std::unique_ptr<Channel> channel;  // keeps the window mapped
@@ -154,7 +156,7 @@ class Fabric {
     uint32_t region = 0;                   // the mirror of this process's window there
     uint32_t window_region = 0;            // its window
     int host_number = 0;                   // the same for the processes of one host
-    std::unique_ptr<MessageChannel> link;  // guarded by network_mutex_; stays once it is there
+    std::unique_ptr<MessageChannel> link;  // guarded by links_mutex_; stays once it is there
     // Written by the control thread, read by all: no other data depends on them (relaxed).
     std::atomic<bool> gone{false};
     std::atomic<bool> left{false};  // said goodbye first
@@ -173,10 +175,16 @@ class Fabric {
 
   Fabric(int process, int process_count, std::vector<int64_t> local_ranks, Options options);
   Status Bind();
+  Status BindControl();
+  Status ChooseNetwork();
+  // Whether a process is on this host, as far as memory, sockets and process numbers go.
+  bool SharesMemory(int process) const {
+    return peers_[static_cast<size_t>(process)].host_id == host_id_;
+  }
   Status Greet(int process, const Mesh::Greeting& greeting, std::vector<UniqueFd> fds);
   Status AgreeOnMachine(size_t ranks, Deadline deadline);
   // network.cc
-  Status BindNetwork();
+  Status BindMessages(const Mesh::Job& job);
   Status MirrorRemotes();
   void AbortLinks();
   void FlushLinks();
@@ -211,7 +219,7 @@ class Fabric {
   std::string Elsewhere(const Participant& participant) const;
 
   void OnMessage(int process, WireReader& message);
-  void OnGone(int process);
+  void OnGone(int process, LinkEnd how);
   void OnStuck(WireReader& message);
   void AddToDirectory(const Directory::Announcement& announcement);
   void FreeRetiredCells(uint64_t key);
@@ -236,6 +244,8 @@ class Fabric {
   Transport* transport_ = nullptr;
   std::unique_ptr<Endpoint> endpoint_;
   std::unique_ptr<Mesh> mesh_;
+  std::optional<Mesh::Network> network_;  // how other hosts reach this process
+  std::string network_reason_;            // why so, or why not at all
   std::span<std::byte> window_;
   std::vector<Peer> peers_;            // by process; the own entry describes this process
   std::map<int64_t, int> process_of_;  // by rank
@@ -244,9 +254,9 @@ class Fabric {
   uint32_t cell_count_ = 0;
   bool process_reads_ = false;
   Directory directory_;
-  std::unique_ptr<MessageEndpoint> network_;
+  std::unique_ptr<MessageEndpoint> messages_;  // where processes are on several hosts
   uint32_t window_region_ = 0;
-  std::mutex network_mutex_;
+  std::mutex links_mutex_;
 
   mutable std::mutex mutex_;  // communicators, participants, failure, stuck reports
   std::map<std::vector<int64_t>, std::shared_ptr<Communicator>> communicators_;

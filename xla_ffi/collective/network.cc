@@ -14,43 +14,41 @@ constexpr auto kControlFirst = std::chrono::seconds(1);
 
 }  // namespace
 
-Status Fabric::BindNetwork() {
+Status Fabric::BindMessages(const Mesh::Job& job) {
   constexpr size_t kNoWindow = 4096;  // windows have mirrors, which are regions
-  JF_ASSIGN_OR_RETURN(network_, BindTcp(TcpTransportOptions{}, process_,
-                                        static_cast<int>(peers_.size()), kNoWindow));
-  network_->SetArrivalHandler([this] {
+  TcpTransportOptions tcp;
+  tcp.ip = network_->address.ip();
+  tcp.ports = network_->ports;
+  tcp.secret = job.secret;
+  tcp.incarnation = job.incarnation;
+  tcp.lanes = options_.tcp_sockets;
+  tcp.connect_timeout = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(options_.connect_timeout));
+  JF_ASSIGN_OR_RETURN(messages_,
+                      BindTcp(tcp, process_, static_cast<int>(peers_.size()), kNoWindow));
+  messages_->SetArrivalHandler([this] {
     // Orders what has arrived before the look at `sleepers`, as in Participant::RingPeers.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     RingIfSleeping(reinterpret_cast<WindowHeader*>(window_.data()));
   });
-  network_->SetLostHandler([this](int process, const Status& status) { OnLost(process, status); });
+  messages_->SetLostHandler([this](int process, const Status& status) { OnLost(process, status); });
   return OkStatus();
 }
 
 // Room for the windows of processes whose memory cannot be addressed. A page that nothing is put to
 // costs nothing.
 Status Fabric::MirrorRemotes() {
-  const bool any =
-      std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.remote; });
-  if (!any) {
-    network_.reset();
-    return OkStatus();
-  }
-  JF_ASSIGN_OR_RETURN(window_region_, network_->Register(window_));
+  JF_ASSIGN_OR_RETURN(window_region_, messages_->Register(window_));
   for (size_t process = 0; process < peers_.size(); ++process) {
     Peer& peer = peers_[process];
     if (!peer.remote) continue;
-    if (peer.address.kind.empty()) {
-      return Status(Code::kUnavailable, StrCat("process ", process, " on ", peer.host,
-                                               " cannot be reached from other hosts"));
-    }
     if (peer.window_bytes < kWindowHeaderBytes + 4 * sizeof(Cell)) {
       return Status(Code::kInvalidArgument,
                     StrCat("process ", process, " has a window of ", peer.window_bytes, " bytes"));
     }
     JF_ASSIGN_OR_RETURN(peer.mirror, Mapping::MapPrivate(peer.window_bytes));
     peer.window = peer.mirror.bytes();
-    JF_ASSIGN_OR_RETURN(peer.mirror_region, network_->Register(peer.window));
+    JF_ASSIGN_OR_RETURN(peer.mirror_region, messages_->Register(peer.window));
     peer.header = reinterpret_cast<WindowHeader*>(peer.window.data());
     peer.header->magic = kWindowMagic;
     peer.header->process = static_cast<uint32_t>(process);
@@ -73,15 +71,15 @@ Topology Fabric::TopologyOf(const std::vector<PeerView>& peers, bool one_process
 
 Result<Fabric::Link> Fabric::LinkTo(int process) {
   Peer& peer = peers_[static_cast<size_t>(process)];
-  std::lock_guard lock(network_mutex_);
+  std::lock_guard lock(links_mutex_);
   if (!peer.link) {
-    JF_ASSIGN_OR_RETURN(peer.link, network_->ConnectMessages(peer.address));
+    JF_ASSIGN_OR_RETURN(peer.link, messages_->ConnectMessages(peer.address));
   }
   return Link{peer.link.get(), peer.region, peer.window_region};
 }
 
 void Fabric::AbortLinks() {
-  std::lock_guard lock(network_mutex_);
+  std::lock_guard lock(links_mutex_);
   for (Peer& peer : peers_) {
     if (peer.link) peer.link->Abort();
   }
@@ -89,7 +87,7 @@ void Fabric::AbortLinks() {
 
 void Fabric::FlushLinks() {
   const Deadline deadline = Deadline::AfterSeconds(kFlushSeconds);
-  std::lock_guard lock(network_mutex_);
+  std::lock_guard lock(links_mutex_);
   for (Peer& peer : peers_) {
     if (!peer.link) continue;
     // A peer that has left needs nothing any more; one that fails is told in other ways.

@@ -58,7 +58,7 @@ bool Participant::WaitInline(Op& op) {
     if (op.stage() == Op::Stage::kSetup) return false;
     ++idle_rounds;
     const bool networked = !remotes_.empty();
-    if (networked && fabric_.network()->Progress(Clock::duration::zero())) continue;
+    if (networked && fabric_.messages()->Progress(Clock::duration::zero())) continue;
     if (idle_rounds <= kPausesForWaiting) {
       CpuPause();
       continue;
@@ -79,7 +79,7 @@ bool Participant::WaitInline(Op& op) {
     }
     if (networked && WaitsForRemote(op)) {
       // Where its news come from, without another thread between them and this one.
-      fabric_.network()->Progress(std::min<Clock::duration>(kNetworkNap, start + limit - now));
+      fabric_.messages()->Progress(std::min<Clock::duration>(kNetworkNap, start + limit - now));
       continue;
     }
     fabric_.SleepUnless([&op] { return op.Advance() || op.finished(); }, Deadline(start + limit));

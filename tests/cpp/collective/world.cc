@@ -15,6 +15,7 @@
 namespace jaxfabric::testing {
 namespace {
 
+const Mesh::Job kJob{"the secret of these processes, nobody else's", 1};
 constexpr auto kPatience = std::chrono::seconds(60);
 
 // Length-prefixed strings over a socket pair; for the exchange of addresses only.
@@ -54,7 +55,7 @@ std::string ChildBody(Shape shape, Options options, int process, int fd,
   SendText(fd, (*fabric)->Address());
   std::vector<std::string> addresses;
   for (int p = 0; p < shape.processes; ++p) addresses.push_back(ReceiveText(fd));
-  if (const Status connected = (*fabric)->Connect(addresses); !connected.ok()) {
+  if (const Status connected = (*fabric)->Connect(addresses, kJob); !connected.ok()) {
     return connected.ToString();
   }
   std::string failures;
@@ -77,6 +78,7 @@ Options TestOptions() {
   options.connect_timeout = 30;
   options.segment_bytes = 4 << 20;
   options.out_of_step_microseconds = 100;
+  options.net_interface = "lo";
   return options;
 }
 
@@ -262,7 +264,7 @@ World::World(Shape shape, Options options) : shape_(shape) {
     ranks_.push_back(std::make_unique<LocalRanks>(*fabrics_.back(), shape));
   }
   const std::string failed = OnThreads(
-      shape.processes, [&](int process) { return Text(fabric(process).Connect(addresses)); });
+      shape.processes, [&](int process) { return Text(fabric(process).Connect(addresses, kJob)); });
   EXPECT_EQ(failed, "");
 }
 

@@ -1,0 +1,40 @@
+#include "collective/address.h"
+
+#include <span>
+
+#include "control/wire.h"
+
+namespace jaxfabric {
+
+std::string ProcessAddress::Encode() const {
+  WireWriter writer(MessageType::kHello);
+  writer.Add(static_cast<uint32_t>(process)).Add(static_cast<int32_t>(pid));
+  writer.Add(std::string_view(name)).Add(std::string_view(host)).Add(std::string_view(host_id));
+  writer.Add(std::span<const int64_t>(ranks));
+  writer.Add(std::string_view(tcp_address)).Add(std::string_view(network));
+  writer.Add(window_bytes);
+  const auto bytes = writer.bytes();
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+Result<ProcessAddress> ProcessAddress::Decode(std::string_view text) {
+  WireReader reader(std::as_bytes(std::span(text.data(), text.size())));
+  ProcessAddress address;
+  address.process = static_cast<int>(reader.Get<uint32_t>());
+  address.pid = reader.Get<int32_t>();
+  address.name = reader.GetString();
+  address.host = reader.GetString();
+  address.host_id = reader.GetString();
+  address.ranks = reader.GetInts();
+  address.tcp_address = reader.GetString();
+  address.network = reader.GetString();
+  address.window_bytes = reader.Get<uint64_t>();
+  if (!reader.ok()) {
+    return Status(Code::kInvalidArgument,
+                  "an address is not one of this jaxfabric version: do all processes run the same "
+                  "version?");
+  }
+  return address;
+}
+
+}  // namespace jaxfabric
