@@ -61,7 +61,6 @@ Status Fabric::Connect(const std::vector<std::string>& addresses, const Mesh::Jo
     peer.host = address.host;
     peer.host_id = address.host_id;
     peer.ranks = address.ranks;
-    ranks += address.ranks.size();
     peers.push_back({SharesMemory(static_cast<int>(process)), address.name, address.tcp_address});
     for (int64_t rank : address.ranks) {
       const auto [owner, added] = process_of_.emplace(rank, static_cast<int>(process));
@@ -74,6 +73,7 @@ Status Fabric::Connect(const std::vector<std::string>& addresses, const Mesh::Jo
     peer.host_number =
         host_numbers.emplace(address.host_id, static_cast<int>(host_numbers.size())).first->second;
     peer.window_bytes = address.window_bytes;
+    if (!peer.remote) ranks += address.ranks.size();
     if (peer.remote && (address.tcp_address.empty() || !network_)) {
       const bool theirs = address.tcp_address.empty();
       return Status(Code::kFailedPrecondition,
@@ -187,8 +187,9 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   return OkStatus();
 }
 
-// What decides over algorithms has to be the same everywhere: process_vm_readv is used if it works
-// for all, the cores are those that any process may use, and GPUs are used if all can be.
+// What decides over algorithms has to be the same everywhere: on a host process_vm_readv is used if
+// it works for all, and the cores are those that any process may use; GPUs are used if all can be.
+// `ranks`: of this host.
 Status Fabric::AgreeOnMachine(size_t ranks, Deadline deadline) {
   const std::vector<int64_t> own_cores = UsableCores();
   std::set<int64_t> cores(own_cores.begin(), own_cores.end());
@@ -210,6 +211,7 @@ Status Fabric::AgreeOnMachine(size_t ranks, Deadline deadline) {
                     StrCat("process ", process, " sent a malformed answer"));
     }
     if (gpus_ && !no_gpus.empty()) GiveUpGpus(StrCat("process ", process, ": ", no_gpus));
+    if (peers_[process].remote) continue;  // another machine
     process_reads_ &= reads;
     cores.insert(peer_cores.begin(), peer_cores.end());
     quota = std::min(quota, peer_quota);
