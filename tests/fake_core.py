@@ -31,10 +31,11 @@ class FakeFabric:
     def address(self):
         return f"address of {self.process_index}".encode()
 
-    def connect(self, addresses):
+    def connect(self, addresses, secret=b"", incarnation=0):
         if self.text == "refuse":
             raise FakeError("refused")
         self.addresses = addresses
+        self.secret = secret
 
     def gpu_problem(self):
         return ""
