@@ -20,6 +20,7 @@
 #include "drivers/cuda/api.h"
 #include "ffi/cuda_handler.h"
 #include "ffi/registrations.h"
+#include "os/interfaces.h"
 #include "transport/registry.h"
 
 namespace nb = nanobind;
@@ -188,6 +189,14 @@ std::map<std::string, std::string> TransportReasons() {
   return reasons;
 }
 
+std::string NetworkFor(const std::string& net_interface) {
+  const auto interfaces = ListInterfaces();
+  ThrowIfError(interfaces.status());
+  const auto choice = ChooseInterface(*interfaces, net_interface, std::nullopt);
+  ThrowIfError(choice.status());
+  return choice->why;
+}
+
 nb::dict CudaBuild() {
   nb::dict images;
   for (const KernelImage& image : KernelImages()) {
@@ -264,6 +273,8 @@ NB_MODULE(_ext, module) {
       "The same for an executable for GPUs: ids of its devices, in order.");
   module.def("transports", &TransportReasons,
              "Transport name -> '', or why it cannot be used here.");
+  module.def("network", &NetworkFor, nb::arg("net_interface"),
+             "The interface that processes of other hosts reach, and why that one.");
   module.def("cuda_build", &CudaBuild,
              "The GPU kernels inside: 'images' (source -> bytes), 'architectures', 'compiler', and "
              "the 'reason' where there are none.");
