@@ -214,6 +214,24 @@ def test_jax_connects_across_hosts(hosts, tmp_path):
         assert peers == "['hosta', 'hosta', 'hostb']", text
 
 
+def test_variables_of_slurm_connect_hosts(hosts, tmp_path):
+    script = support.write_script(tmp_path, JOB)
+    jobs = []
+    for rank, host in enumerate(hosts):
+        slurm = {
+            "SLURM_JOB_ID": "4711",
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": "0",
+            "SLURM_NTASKS": "2",
+            "SLURM_STEP_NODELIST": "hosta,hostb",
+        }
+        jobs.append(support.Job(host.command(sys.executable, str(script)), TESTS | slurm))
+    results, text = finish(jobs)
+    for rank, result in enumerate(results):
+        assert result.returncode == 0, text
+        assert f"{rank} 2 Slurm 3.0\n['hosta', 'hostb']" in result.stdout, text
+
+
 def on_this_host(rank, port, *options, nodes=2):
     where = ("--nnodes", str(nodes), "--node-rank", str(rank), "--coordinator", f"127.0.0.1:{port}")
     return support.Job(support.launcher(1, "true", options=(*where, *options)))
