@@ -44,21 +44,28 @@ def finish(jobs):
     return results, text
 
 
-# Says where it is, then does what its process number says, or waits to be ended.
+# Says where it is, then does what is asked of its process number and restart count. Those that
+# wait say so in a pipe beside the program; one that fails does so when `waiting` others wait.
 PROGRAM = """
     import os, signal, socket, sys
+    signal.pthread_sigmask(signal.SIG_BLOCK, {2, 15})
+    pipe = os.open(os.path.dirname(sys.argv[0]) + "/pipe", os.O_RDWR)
     number = os.environ["JAXFABRIC_PROCESS_ID"]
     count = os.environ["JAXFABRIC_RESTART_COUNT"]
     print(f"here is {number} of {os.environ['JAXFABRIC_NUM_PROCESSES']} on", end=" ")
     print(socket.gethostname(), "restart", count, flush=True)
-    what = dict(x.split("=") for x in sys.argv[1:]).get(f"{number}.{count}", "end")
+    asked = dict(x.split("=") for x in sys.argv[1:])
+    what = asked.get(f"{number}.{count}", "end")
+    if what == "fail":
+        for _ in range(int(asked.get("waiting", 0))):
+            os.read(pipe, 1)
     if what == "kill":
         os.kill(os.getpid(), 9)
     if what == "fail":
         print("the reason", flush=True)
         sys.exit(7)
     if what == "wait":
-        signal.pthread_sigmask(signal.SIG_BLOCK, {2, 15})
+        os.write(pipe, b"x")
         print("got", signal.sigwait({2, 15}).name, flush=True)
         sys.exit(5)
 """
@@ -66,6 +73,7 @@ PROGRAM = """
 
 @pytest.fixture
 def program(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
     return support.write_script(tmp_path, PROGRAM)
 
 
@@ -85,7 +93,7 @@ def test_processes_are_numbered_host_by_host(hosts, program):
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_failure_on_one_host_ends_the_job_on_both(hosts, program, victim):
-    what = [f"{number}.0=wait" for number in range(3) if number != victim]
+    what = ["waiting=2", *(f"{number}.0=wait" for number in range(3) if number != victim)]
     options = ("--grace", "0.1")
     jobs = start(hosts, program, *what, f"{victim}.0=fail", counts=(2, 1), options=options)
     results, text = finish(jobs)
@@ -130,8 +138,8 @@ def test_the_death_of_a_launcher_ends_the_job(hosts, program, node):
 
 
 def test_a_job_starts_again_on_all_hosts(hosts, program):
-    what = ("0.0=wait", "1.0=kill", "0.1=wait", "1.1=fail")
-    options = ("--max-restarts", "2", "--grace", "0", "--json")
+    what = ("1.0=kill", "1.1=fail")
+    options = ("--max-restarts", "2", "--json")
     results, text = finish(start(hosts, program, *what, options=options))
     for number, result in enumerate(results):
         assert result.returncode == 0, text
