@@ -105,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         help="CPU devices of each process (JAX_NUM_CPU_DEVICES)",
     )
     run.add_argument(
+        "--gpus-per-process",
+        type=_positive,
+        metavar="G",
+        help="GPUs of each process (CUDA_VISIBLE_DEVICES): the first G for the first, and so on",
+    )
+    run.add_argument(
         "--nnodes", metavar="N", help="on how many hosts this command is run (default: 1)"
     )
     run.add_argument("--node-rank", metavar="R", help="which of them this host is, from 0")
@@ -275,6 +281,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             nodes=_nodes(options),
             max_restarts=options.max_restarts,
             devices_per_process=options.devices_per_process,
+            gpus_per_process=options.gpus_per_process,
             grace=options.grace,
         )
     except ValueError as error:

@@ -144,6 +144,7 @@ class LauncherEnvironment:
     num_processes: int
     job: str
     restart_count: int = 0
+    local_id: int = 0
 
     @classmethod
     def from_environment(
@@ -183,6 +184,9 @@ class LauncherEnvironment:
             restart_count=_whole_number(
                 "JAXFABRIC_RESTART_COUNT", environ.get("JAXFABRIC_RESTART_COUNT", "0"), 0
             ),
+            local_id=_whole_number(
+                "JAXFABRIC_LOCAL_PROCESS_ID", environ.get("JAXFABRIC_LOCAL_PROCESS_ID", "0"), 0
+            ),
         )
 
     def variables(self) -> dict[str, str]:
@@ -192,6 +196,7 @@ class LauncherEnvironment:
             "JAXFABRIC_NUM_PROCESSES": str(self.num_processes),
             "JAXFABRIC_JOB": self.job,
             "JAXFABRIC_RESTART_COUNT": str(self.restart_count),
+            "JAXFABRIC_LOCAL_PROCESS_ID": str(self.local_id),
         }
         if self.coordinator:
             variables["JAXFABRIC_COORDINATOR"] = self.coordinator
@@ -279,6 +284,7 @@ LAUNCHER_VARIABLES = (
     "JAXFABRIC_NUM_PROCESSES",
     "JAXFABRIC_JOB",
     "JAXFABRIC_RESTART_COUNT",
+    "JAXFABRIC_LOCAL_PROCESS_ID",
 )
 # For `jaxfabric run` itself, where its options are not given. Not passed on.
 RUN_VARIABLES = ("JAXFABRIC_RUN_NNODES", "JAXFABRIC_RUN_NODE_RANK", "JAXFABRIC_RUN_COORDINATOR")

@@ -49,9 +49,9 @@ def _join(pid, flags):
 
 def _switch():
     uid, gid = os.getuid(), os.getgid()
-    if uid == 0:
+    try:
         _call("unshare", NEWNET)
-    else:
+    except PermissionError:
         _call("unshare", NEWUSER | NEWNET)
         for name, text in (
             ("setgroups", "deny"),

@@ -50,6 +50,8 @@ class CoordinationService:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._reservation = socket.socket(family)
         self._reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # A job that starts again takes a port with connections of the service before.
+        self._reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port != 0)
         try:
             self._reservation.bind((host, port))
         except OSError as error:

@@ -25,6 +25,7 @@ def run(
     nodes: Nodes | None = None,
     max_restarts: int = 0,
     devices_per_process: int | None = None,
+    gpus_per_process: int | None = None,
     grace: float = 10.0,
     stdout: IO[bytes] | None = None,
     stderr: IO[bytes] | None = None,
@@ -37,6 +38,7 @@ def run(
         nodes: which of several hosts this one is; default: the only one.
         max_restarts: how often the whole job starts again after a failure (node 0's counts).
         devices_per_process: CPU devices of each; default: left to the program.
+        gpus_per_process: GPUs of each, apart from those of the others; default: left to it.
         grace: seconds that the others have to report and exit after one has failed.
         stdout: where standard output goes, each line prefixed with the number of its process.
         stderr: the same for standard error, and for what the launcher itself has to say.
@@ -46,6 +48,7 @@ def run(
 
     Raises:
         OSError: the program cannot be started.
+        ValueError: a setting has a value it cannot have, or there are not so many GPUs.
         JoinError: not all nodes came, this one was refused, or node 0's ports are taken.
 
     Example:
@@ -53,6 +56,13 @@ def run(
         0
     """
     sinks = (stdout or sys.stdout.buffer, stderr or sys.stderr.buffer)
-    job = Job(command, num_processes, nodes or Nodes(), max_restarts, grace, sinks)
-    job.devices = devices_per_process
-    return job.run()
+    return Job(
+        command,
+        num_processes,
+        nodes or Nodes(),
+        max_restarts,
+        grace,
+        sinks,
+        devices_per_process,
+        gpus_per_process,
+    ).run()

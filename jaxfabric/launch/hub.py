@@ -54,7 +54,7 @@ class Hub:
         self._say = say
         self._began = time.monotonic()
         self._listener: socket.socket | None = None
-        self.host = "127.0.0.1"  # Where node 0 is reached.
+        self._host = "127.0.0.1"
         self._strangers: set[Connection] = set()
         self._links: dict[int, Connection] = {}
         self._hellos: dict[int, Message] = {}
@@ -67,7 +67,7 @@ class Hub:
         # By when all nodes must have come; None while they are here.
         self.join_by: float | None = deadline_after(nodes.join_timeout)
         if nodes.count > 1:
-            self._listener, self.host = listen(nodes)
+            self._listener, self._host = listen(nodes)
             selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def receive(self, node: int, message: Message) -> None:
@@ -202,6 +202,7 @@ class Hub:
             start = {
                 "first": sum(counts[:node]),
                 "total": sum(counts),
+                "host": self._host,
                 "port": port,
                 "job": job,
                 "restarts": self._restarts,
@@ -210,7 +211,7 @@ class Hub:
 
     def _start_service(self, num_processes: int, port: int) -> int:
         try:
-            service = CoordinationService(num_processes, self._heartbeat, self.host, port)
+            service = CoordinationService(num_processes, self._heartbeat, self._host, port)
         except OSError as error:
             raise JoinError(str(error.strerror)) from None
         self._service = service
@@ -221,7 +222,7 @@ class Hub:
 
     def _service_has_ended(self) -> None:
         self._drop_service()
-        text = f"JAX's coordination service at {self.host} has ended"
+        text = f"JAX's coordination service at {self._host} has ended"
         self._fail({"process": None, "exit_code": 1, "text": text})
 
     def _drop_service(self) -> None:

@@ -20,7 +20,7 @@ from jaxfabric.launch.links import (
     joined,
     try_to_connect,
 )
-from jaxfabric.launch.processes import Process, Stream, environment_of, full_argv
+from jaxfabric.launch.processes import Process, Stream, environment_of, full_argv, gpus_of
 from jaxfabric.launch.results import Summary, how_it_ended
 
 TERM_SECONDS = 5.0  # From SIGTERM to SIGKILL.
@@ -33,8 +33,6 @@ _FORWARDED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 class Job:
     """One launcher's part of a job. `run` may be called once."""
 
-    devices: int | None = None
-
     def __init__(
         self,
         command: Sequence[str],
@@ -43,7 +41,14 @@ class Job:
         max_restarts: int,
         grace: float,
         sinks: tuple[IO[bytes], IO[bytes]],
+        devices: int | None = None,
+        gpus: int | None = None,
     ) -> None:
+        self.config = Config.from_environment()
+        # JAX only logs what a plugin raises: with a misspelt switch the program would go on.
+        switch_from_environment()
+        gpus_of(count - 1, gpus)
+        self.devices, self.gpus = devices, gpus
         self.argv = full_argv(command)
         self.count = count
         self.nodes = nodes
@@ -72,12 +77,9 @@ class Job:
 
     def run(self) -> Summary:
         """Takes part in the job until it has ended on all nodes."""
-        config = Config.from_environment()
-        # JAX only logs what a plugin raises: with a misspelt switch the program would go on.
-        switch_from_environment()
         restore = self._catch_signals()
         try:
-            self._join(max(1, int(config.heartbeat)))
+            self._join()
             while self.outcome is None:
                 self._dispatch()
         finally:
@@ -90,7 +92,7 @@ class Job:
             self.selector.close()
         return self.outcome
 
-    def _join(self, heartbeat: int) -> None:
+    def _join(self) -> None:
         from jaxfabric import __version__
 
         hello = {
@@ -101,6 +103,7 @@ class Job:
             "version": __version__,
         }
         if self.nodes.rank == 0:
+            heartbeat = max(1, int(self.config.heartbeat))
             self.hub = Hub(
                 self.nodes, self.max_restarts, heartbeat, self.selector, self._handle, self._say
             )
@@ -177,7 +180,7 @@ class Job:
         address = None
         if start["port"] is not None:
             # By the address that has reached node 0.
-            reached = self.hub.host if self.hub else self._peer_address()
+            reached = self.link.peer_host() if self.link else start["host"]
             address = joined(reached, start["port"])
         try:
             for local in range(self.count):
@@ -189,10 +192,6 @@ class Job:
             self._tell({"failed": {"process": None, "exit_code": 127, "text": text}})
             raise
 
-    def _peer_address(self) -> str:
-        assert self.link is not None
-        return self.link.socket.getpeername()[0]
-
     def _start_process(self, local: int, coordinator: str | None, start: dict[str, Any]) -> None:
         number = start["first"] + local
         launcher = LauncherEnvironment(
@@ -201,8 +200,9 @@ class Job:
             num_processes=start["total"],
             job=start["job"],
             restart_count=start["restarts"],
+            local_id=local,
         )
-        environ = environment_of(launcher, self.devices)
+        environ = environment_of(launcher, self.devices, self.gpus)
         process = Process.start(number, self.argv, environ, self.sinks)
         self.processes.append(process)
         self.selector.register(

@@ -93,14 +93,18 @@ class Connection:
             return [], error.strerror or str(error)
         *lines, self._received = (self._received + data).split(b"\n")
         limit = _MOST_BYTES if self.peer else _FIRST_BYTES
+        strange = max(map(len, (*lines, self._received))) > limit
         try:
-            messages = [json.loads(line) for line in lines]
-            strange = not all(isinstance(message, dict) for message in messages)
-        except ValueError:
-            messages, strange = [], True
-        if strange or len(self._received) > limit:
+            messages = [] if strange else [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):
+            strange = True
+        if strange or not all(isinstance(message, dict) for message in messages):
             return [], "it does not speak as a launcher does"
         return messages, None if data else "its connection is closed"
+
+    def peer_host(self) -> str:
+        """The address of the other side, as a number."""
+        return str(self.socket.getpeername()[0])
 
     def close(self) -> None:
         """Ends the connection. Idempotent."""

@@ -137,13 +137,38 @@ def full_argv(command: Sequence[str]) -> list[str]:
     return list(command)
 
 
-def environment_of(launcher: LauncherEnvironment, devices: int | None) -> dict[str, str]:
-    """The variables of a process, with those of its place in the job and its CPU devices."""
+def gpus_of(local: int, count: int | None) -> str | None:
+    """CUDA_VISIBLE_DEVICES of a host's process: the next `count` of those there are.
+
+    Raises:
+        ValueError: this launcher's own CUDA_VISIBLE_DEVICES has fewer.
+    """
+    if count is None:
+        return None
+    wanted = range(local * count, (local + 1) * count)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return ",".join(map(str, wanted))
+    names = [name for name in visible.split(",") if name]
+    if wanted.stop > len(names):
+        raise ValueError(
+            f"--gpus-per-process {count}: {local + 1} processes need {wanted.stop} GPUs, and "
+            f"CUDA_VISIBLE_DEVICES={visible} has {len(names)}"
+        )
+    return ",".join(names[i] for i in wanted)
+
+
+def environment_of(
+    launcher: LauncherEnvironment, devices: int | None, gpus: int | None
+) -> dict[str, str]:
+    """The variables of a process, with those of its place in the job and its devices."""
     ours = (*LAUNCHER_VARIABLES, *RUN_VARIABLES)
     environ = {k: v for k, v in os.environ.items() if k not in ours} | launcher.variables()
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if devices is not None:
         environ["JAX_NUM_CPU_DEVICES"] = str(devices)
+    if (visible := gpus_of(launcher.local_id, gpus)) is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = visible
     return environ
 
 

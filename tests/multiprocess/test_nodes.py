@@ -190,6 +190,7 @@ def test_a_program_that_cannot_be_run_on_one_host(hosts, program):
 
 # The layers of jaxfabric.initialize() below the core, and JAX's own collectives on top.
 JOB = """
+    import os, sys
     import fake_core
     fake_core.install()
     import jaxfabric
@@ -205,21 +206,26 @@ JOB = """
         lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
     status = jaxfabric.status()
     print(jax.process_index(), jax.process_count(), status.origin, float(psum(x)[0]))
-    print([peer.partition(":")[0] for peer in status.peers])
+    print([peer.partition(":")[0] for peer in status.peers], flush=True)
+    if sys.argv[1:] == [f"{jax.process_index()}.{os.environ.get('JAXFABRIC_RESTART_COUNT')}"]:
+        os.kill(os.getpid(), 9)
 """
 TESTS = {"PYTHONPATH": os.pathsep.join([str(support.ROOT / "tests"), *sys.path])}
 
 
-def test_jax_connects_across_hosts(hosts, tmp_path):
+def test_jax_connects_across_hosts_and_again_after_a_restart(hosts, tmp_path):
     script = support.write_script(tmp_path, JOB)
     address = f"hosta:{next(_ports)}"
-    results, text = finish(start(hosts, script, counts=(2, 1), env=TESTS, address=address))
-    for number in range(3):
-        result = results[number // 2]
+    options = ("--max-restarts", "1", "--grace", "0")
+    jobs = start(hosts, script, "1.0", counts=(1, 1), options=options, env=TESTS, address=address)
+    results, text = finish(jobs)
+    for number, result in enumerate(results):
         assert result.returncode == 0, text
-        first, peers = result.lines_of(number)
-        assert first == f"{number} 3 jaxfabric run 6.0", text
-        assert peers == "['hosta', 'hosta', 'hostb']", text
+        lines = [f"{number} 2 jaxfabric run 3.0", "['hosta', 'hostb']"]
+        # The first time, process 0 may have been ended before it could print.
+        assert result.lines_of(number)[-2:] == lines, text
+        assert "restart 1 of 1" in result.stderr, text
+    assert len(results[1].lines_of(1)) == 4, text
 
 
 def test_variables_of_slurm_connect_hosts(hosts, tmp_path):
@@ -247,9 +253,13 @@ def on_this_host(rank, port, *options, nodes=2):
 
 @pytest.fixture
 def port():
-    with support.socket_on_free_port() as (reservation, number):
-        reservation.close()
-        return number
+    """A free one before another free one."""
+    while True:
+        with support.socket_on_free_port() as (reservation, number):
+            reservation.close()
+            with contextlib.suppress(OSError, OverflowError), socket.socket() as after:
+                after.bind(("127.0.0.1", number + 1))
+                return number
 
 
 def test_a_node_that_does_not_come_is_named(port):
@@ -273,7 +283,14 @@ def test_strangers_and_nodes_that_do_not_fit_are_refused(port):
     wrong = on_this_host(1, port, nodes=3).finish(30)
     assert wrong.returncode == 1, wrong.explain()
     assert "node 1 has --nnodes 3, node 0 has 2" in wrong.stderr
-    for data in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"hello": 3}\n', b"x" * 9000, b'{"hello"'):
+    for data in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[1]\n",
+        b'{"hello": 3}\n',
+        b"x" * 9000,
+        b"[" * 4000 + b"\n",
+        b'{"hello"',
+    ):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(data)
             stranger.shutdown(socket.SHUT_WR)

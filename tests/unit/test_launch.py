@@ -55,6 +55,27 @@ def test_environment_of_the_processes():
     assert out == "[0] None\n"
 
 
+@pytest.mark.parametrize(
+    ("visible", "shown"),
+    [(None, ["0,1", "2,3"]), ("7,GPU-a,5,4", ["7,GPU-a", "5,4"]), ("1,2,3", None)],
+)
+def test_processes_take_their_gpus(monkeypatch, visible, shown):
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    code = (
+        START
+        + "print(os.environ['JAXFABRIC_LOCAL_PROCESS_ID'], os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    if shown is None:
+        with pytest.raises(ValueError, match="2 processes need 4 GPUs, and CUDA_VISIBLE_DEVICES=1"):
+            run(code, gpus_per_process=2)
+        return
+    _, out, _ = run(code, gpus_per_process=2)
+    assert sorted(out.splitlines()) == [f"[{i}] {i} {each}" for i, each in enumerate(shown)]
+
+
 def test_python_files_are_run_by_this_python(tmp_path):
     script = support.write_script(tmp_path, "import sys; print(sys.executable, *sys.argv[1:])")
     out = io.BytesIO()
