@@ -12,13 +12,17 @@ from collections.abc import Sequence
 from typing import Any
 
 _RUN_HELP = """\
-Starts N processes of one program on this host as one job: lines of output are prefixed with the
-number of the process, signals are passed on, and when one process fails the others get a grace
-period to report, then are ended.
+Starts N processes of one program on this host, or on each of several, as one job: lines of output
+are prefixed with the number of the process, signals are passed on, and when one process fails the
+others get a grace period to report, then are ended.
 
     jaxfabric run -n 4 train.py --steps 100
     jaxfabric run -n 2 --devices-per-process 4 -- python -m package.train
     JAXFABRIC_ENABLE=1 jaxfabric run -n 2 plain_jax.py
+    jaxfabric run --nnodes 2 --node-rank R --coordinator host0:4800 -n 4 train.py   on both hosts
+
+On several hosts -n may differ. Processes are numbered host by host; what happens to one ends, or
+with --max-restarts starts again, the job on all.
 
 A program joins the job by jaxfabric.initialize(), before it uses JAX. One that does not know of
 jaxfabric needs JAXFABRIC_ENABLE=1 (or hlo); without it, its processes are N jobs of their own.
@@ -99,6 +103,35 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         metavar="D",
         help="CPU devices of each process (JAX_NUM_CPU_DEVICES)",
+    )
+    run.add_argument(
+        "--gpus-per-process",
+        type=_positive,
+        metavar="G",
+        help="GPUs of each process (CUDA_VISIBLE_DEVICES): the first G for the first, and so on",
+    )
+    run.add_argument(
+        "--nnodes", metavar="N", help="on how many hosts this command is run (default: 1)"
+    )
+    run.add_argument("--node-rank", metavar="R", help="which of them this host is, from 0")
+    run.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="an address of host 0, where the others find it; the port after it is used too",
+    )
+    run.add_argument(
+        "--join-timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long the hosts wait for each other (default: 300)",
+    )
+    run.add_argument(
+        "--max-restarts",
+        type=_count,
+        default=0,
+        metavar="K",
+        help="start the whole job again after a failure, at most K times (default: 0)",
     )
     run.add_argument(
         "--grace",
@@ -245,7 +278,10 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         summary = launch.run(
             command,
             options.num_processes,
+            nodes=_nodes(options),
+            max_restarts=options.max_restarts,
             devices_per_process=options.devices_per_process,
+            gpus_per_process=options.gpus_per_process,
             grace=options.grace,
         )
     except ValueError as error:
@@ -254,9 +290,48 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"jaxfabric: cannot run {command[0]}: {error.strerror or error}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
+    except launch.JoinError as error:
+        print(f"jaxfabric: {error}", file=sys.stderr)
+        return 1
     if options.json:
         print(json.dumps(dataclasses.asdict(summary)), flush=True)
     return summary.exit_code
+
+
+def _nodes(options: argparse.Namespace) -> Any:  # noqa: ANN401
+    """The options that say which host this is, or the variables of their names."""
+    from jaxfabric import launch
+
+    def given(option: str) -> tuple[str, str | None]:
+        variable = "JAXFABRIC_RUN_" + option.upper().replace("-", "_")
+        value = getattr(options, option.replace("-", "_"))
+        if value is not None:
+            return f"--{option}", value
+        return variable, os.environ.get(variable)
+
+    def whole(option: str) -> int | None:
+        source, value = given(option)
+        if value is not None and not value.strip().isdecimal():
+            raise ValueError(f"{source} {value}: use a whole number")
+        return None if value is None else int(value)
+
+    count, rank, coordinator = whole("nnodes"), whole("node-rank"), given("coordinator")[1]
+    if count is None and (rank is not None or coordinator is not None):
+        raise ValueError("--node-rank and --coordinator are for several hosts: give --nnodes too")
+    if (count or 1) > 1 and rank is None:
+        raise ValueError(f"--nnodes {count} needs --node-rank, from 0 to {(count or 1) - 1}")
+    return launch.Nodes(
+        count=1 if count is None else count,
+        rank=rank or 0,
+        coordinator=coordinator,
+        join_timeout=options.join_timeout,
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
 
 
 def _positive(text: str) -> int:

@@ -144,6 +144,8 @@ class LauncherEnvironment:
     process_id: int
     num_processes: int
     job: str
+    restart_count: int = 0
+    local_id: int = 0
 
     @classmethod
     def from_environment(
@@ -180,6 +182,12 @@ class LauncherEnvironment:
             process_id=process_id,
             num_processes=num_processes,
             job=environ.get("JAXFABRIC_JOB", ""),
+            restart_count=_whole_number(
+                "JAXFABRIC_RESTART_COUNT", environ.get("JAXFABRIC_RESTART_COUNT", "0"), 0
+            ),
+            local_id=_whole_number(
+                "JAXFABRIC_LOCAL_PROCESS_ID", environ.get("JAXFABRIC_LOCAL_PROCESS_ID", "0"), 0
+            ),
         )
 
     def variables(self) -> dict[str, str]:
@@ -188,6 +196,8 @@ class LauncherEnvironment:
             "JAXFABRIC_PROCESS_ID": str(self.process_id),
             "JAXFABRIC_NUM_PROCESSES": str(self.num_processes),
             "JAXFABRIC_JOB": self.job,
+            "JAXFABRIC_RESTART_COUNT": str(self.restart_count),
+            "JAXFABRIC_LOCAL_PROCESS_ID": str(self.local_id),
         }
         if self.coordinator:
             variables["JAXFABRIC_COORDINATOR"] = self.coordinator
@@ -306,7 +316,11 @@ LAUNCHER_VARIABLES = (
     "JAXFABRIC_PROCESS_ID",
     "JAXFABRIC_NUM_PROCESSES",
     "JAXFABRIC_JOB",
+    "JAXFABRIC_RESTART_COUNT",
+    "JAXFABRIC_LOCAL_PROCESS_ID",
 )
+# For `jaxfabric run` itself, where its options are not given. Not passed on.
+RUN_VARIABLES = ("JAXFABRIC_RUN_NNODES", "JAXFABRIC_RUN_NODE_RANK", "JAXFABRIC_RUN_COORDINATOR")
 _BUILD_VARIABLES = ("JAXFABRIC_CUDA",)  # of pyproject.toml; may stay set
 
 
@@ -314,7 +328,7 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Returns one line for each JAXFABRIC_* variable that nothing reads, with a likely meaning."""
     environ = os.environ if environ is None else environ
     known = [_PREFIX + field.name.upper() for field in dataclasses.fields(Config)]
-    known += [SWITCH_VARIABLE, *LAUNCHER_VARIABLES]
+    known += [SWITCH_VARIABLE, *LAUNCHER_VARIABLES, *RUN_VARIABLES]
     lines = []
     for name in sorted(environ):
         if name.startswith(_PREFIX) and name not in (*known, *_BUILD_VARIABLES):

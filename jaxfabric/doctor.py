@@ -16,10 +16,12 @@ from typing import Any
 
 from jaxfabric import runtime
 from jaxfabric._import_check import runtime_ffi_version
+from jaxfabric.bootstrap import clusters
 from jaxfabric.config import (
     SWITCH_VARIABLE,
     Config,
     ConfigError,
+    LauncherEnvironment,
     switch_from_environment,
     unknown_variables,
 )
@@ -55,7 +57,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Looks at the installation and the machine; starts no JAX backend."""
-    return [*_versions(), *_core(), *_machine(), *_settings()]
+    return [*_versions(), *_core(), *_machine(), *_job(), *_settings()]
 
 
 def main(*, as_json: bool = False) -> int:
@@ -160,6 +162,19 @@ def _machine() -> list[Finding]:
         free = shutil.disk_usage("/dev/shm").free >> 20
         findings.append(Finding("machine", "/dev/shm", f"{free} MiB free (not used)"))
     return findings
+
+
+def _job() -> list[Finding]:
+    """What jaxfabric.initialize() would find in this environment."""
+    try:
+        launched = LauncherEnvironment.from_environment()
+        found = None if launched else clusters.detect()
+    except ConfigError as error:
+        return [Finding("job", "launcher", "unclear", str(error))]
+    text = "none: a job of one process, unless jaxfabric.initialize() is told more"
+    if launched:
+        text = f"jaxfabric run: process {launched.process_id} of {launched.num_processes}"
+    return [Finding("job", "launcher", str(found or text))]
 
 
 def _settings() -> list[Finding]:

@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from jaxfabric._devices import NO_GPUS, core, cuda_problem, local_devices, usable_gpus
+from jaxfabric.bootstrap.clusters import place_in_job
 from jaxfabric.config import Config, LauncherEnvironment, logger, warn_of_unknown_variables
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ class Status:
 
     Attributes:
         initialized: whether collectives can run.
-        origin: how the processes found each other: "alone", "jaxfabric run", "jax.distributed" or
-            "initialize"; None before initialize().
+        origin: how the processes found each other: "alone", "jaxfabric run", "jax.distributed",
+            "initialize", "torchrun", "Open MPI", "Slurm" or "Kubernetes"; None before initialize().
+        launcher: what the last four's variables say, in words.
         process_id: this process's number.
         num_processes: how many processes take part.
         ranks: the ids of this process's CPU devices.
@@ -38,6 +40,7 @@ class Status:
 
     initialized: bool
     origin: str | None = None
+    launcher: str = ""
     process_id: int = 0
     num_processes: int = 1
     ranks: tuple[int, ...] = ()
@@ -92,10 +95,10 @@ def initialize(
 ) -> None:
     """Connects this process's devices with those of all other processes of the job.
 
-    In one process, under `jaxfabric run`, and where `jax.distributed.initialize` has been called,
-    no argument is needed. In a job of several processes all must call, before JAX starts its
-    backend (unless jax.distributed runs already). A second call is a no-op, unless it asks for
-    something different.
+    In one process, under `jaxfabric run`, torchrun, Open MPI's mpirun, srun, and in Kubernetes'
+    indexed Jobs, and after `jax.distributed.initialize`, no argument is needed. In a job of several
+    processes all must call, before JAX starts its backend (unless jax.distributed runs already). A
+    second call is a no-op, unless it asks for something different.
 
     Args:
         coordinator_address: host:port at which process 0 starts jax.distributed's service.
@@ -180,20 +183,22 @@ def ensure_ready() -> None:
     Raises:
         RuntimeError: the job has several processes and none may start the fabric on its own.
     """
+    global _session
     if _session is not None:
         return
     import jax
 
     index, count = jax.process_index(), jax.process_count()
-    # Without initialize() JAX has heard nothing of the launcher, and takes each process for a job.
-    if count == 1 and (launched := LauncherEnvironment.from_environment()) is not None:
-        index, count = launched.process_id, launched.num_processes
+    if count == 1:  # Without initialize() JAX has heard nothing of a launcher.
+        index, count = place_in_job(others=not _on_demand)
     if count > 1 and not _on_demand:
         raise RuntimeError(
             f"process {index} of {count} runs a jaxfabric collective before "
             "jaxfabric.initialize(): call it in every process, before JAX is used"
         )
-    initialize()
+    with _lock:
+        if _session is None:
+            _session = _start(Config.from_environment(), None, None, None, look_for_cluster=False)
 
 
 def start_on_demand() -> None:
@@ -245,6 +250,7 @@ def status() -> Status:
         return Status(
             initialized=True,
             origin=membership.origin,
+            launcher=membership.found,
             process_id=membership.process_id,
             num_processes=membership.num_processes,
             ranks=_session.ranks,
@@ -262,6 +268,8 @@ def _start(
     coordinator: str | None,
     num_processes: int | None,
     process_id: int | None,
+    *,
+    look_for_cluster: bool = True,
 ) -> _Session:
     import jax
 
@@ -277,7 +285,9 @@ def _start(
         # After a failure JAX no longer knows of the client; the membership does.
         _membership.resume()
     else:
-        _membership = memberships.join(coordinator, num_processes, process_id, config)
+        _membership = memberships.join(
+            coordinator, num_processes, process_id, config, look_for_cluster=look_for_cluster
+        )
     membership = _membership
     _hook_exit()
     devices = local_devices("cpu")

@@ -8,6 +8,7 @@ each other they would measure each other.
 
 import pathlib
 
+import netns
 import pytest
 
 _JOBS = ("multiprocess", "fault")
@@ -25,3 +26,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.xdist_group("jobs"))
         if folder == "gpu" and not config.getoption("--gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU: tests/gpu/run.sh"))
+
+
+@pytest.fixture
+def lab():
+    """Hosts and a switch, see netns.py; without what they need the test is skipped."""
+    if reason := netns.unavailable():
+        pytest.skip(reason)
+    with netns.Lab() as made:
+        yield made

@@ -7,14 +7,15 @@ import ctypes
 import dataclasses
 import logging
 import math
+import os
 import socket
 import threading
 import time
 from typing import Any
 
 from jaxfabric import _compat
-from jaxfabric.bootstrap import identity, rendezvous
-from jaxfabric.config import Config, LauncherEnvironment, check_address
+from jaxfabric.bootstrap import clusters, identity, rendezvous
+from jaxfabric.config import Config, ConfigError, LauncherEnvironment, check_address
 
 logger = logging.getLogger("jaxfabric")
 
@@ -57,12 +58,13 @@ class Membership:
     """What `join` found or made.
 
     Attributes:
-        origin: "alone", "jaxfabric run", "jax.distributed" (the user started it) or "initialize"
-            (jaxfabric.initialize was given a coordinator).
+        origin: "alone", "jaxfabric run", "jax.distributed" (the user started it), "initialize"
+            (jaxfabric.initialize was given a coordinator), or a launcher's name: see ClusterJob.
         process_id: this process's number.
         num_processes: how many processes the job has.
         coordinator: host:port of the coordination service, or None.
         client: the jax.distributed client, or None in a job of one process.
+        found: for people, which variables said so, or an empty string.
         left: the processes that had left of their own accord when this one failed.
     """
 
@@ -73,6 +75,7 @@ class Membership:
     client: Any = None
     members: list[rendezvous.Member] = dataclasses.field(default_factory=list)
     left: list[int] = dataclasses.field(default_factory=list)
+    found: str = ""
     _service: Any = None
     _departure: _Departure | None = None
 
@@ -161,8 +164,12 @@ def join(
     num_processes: int | None,
     process_id: int | None,
     config: Config,
+    *,
+    look_for_cluster: bool = True,
 ) -> Membership:
     """Finds the running jax.distributed job, or joins the one that arguments or launcher name.
+
+    Arguments that are not given come from the launcher, if it is one of those in clusters.py.
 
     Raises:
         ValueError: arguments are incomplete or contradict the running job.
@@ -183,16 +190,25 @@ def join(
 
     launcher = LauncherEnvironment.from_environment()
     given = (coordinator, num_processes, process_id)
-    if given == (None, None, None):
-        if launcher is None or launcher.num_processes == 1:
-            return Membership("alone")
-        return _join_launcher(launcher, config)
+    cluster = None
+    if given == (None, None, None) and launcher is not None:
+        return (
+            Membership("alone") if launcher.num_processes == 1 else _join_launcher(launcher, config)
+        )
+    if look_for_cluster and launcher is None:
+        cluster = _cluster(*given)
+    if given == (None, None, None) and cluster is None:
+        return Membership("alone")
+    if cluster is not None:
+        coordinator = coordinator or cluster.coordinator
+        num_processes = cluster.num_processes if num_processes is None else num_processes
+        process_id = cluster.process_id if process_id is None else process_id
     if num_processes == 1 and process_id in (None, 0):
         return Membership("alone")
-    if None in given:
+    if None in (coordinator, num_processes, process_id):
         raise ValueError(
             "coordinator_address, num_processes and process_id belong together: give all three, "
-            f"or none under `jaxfabric run`; got {coordinator!r}, {num_processes!r}, {process_id!r}"
+            f"or none under a launcher; got {coordinator!r}, {num_processes!r}, {process_id!r}"
         )
     check_address("coordinator_address", coordinator)
     _require_no_backend()
@@ -202,14 +218,38 @@ def join(
         coordinator,
         num_processes,
         process_id,
+        local_device_ids=cluster.local_gpus() if cluster else None,
+        # What it would find is known; with Open MPI 5 some versions insist on mpi4py.
+        cluster_detection_method="deactivate",
         initialization_timeout=math.ceil(config.connect_timeout),
     )
     state = _compat.distributed_state()
     started = Membership(
-        "initialize", state.process_id, state.num_processes, coordinator, state.client
+        cluster.launcher if cluster and given == (None, None, None) else "initialize",
+        state.process_id,
+        state.num_processes,
+        coordinator,
+        state.client,
+        found=str(cluster or ""),
     )
     _say_what_survives(started)
     return started
+
+
+def _cluster(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> clusters.ClusterJob | None:
+    """What clusters.py finds beside the arguments."""
+    environ = dict(os.environ)
+    if coordinator is not None:
+        check_address("coordinator_address", coordinator)
+        environ["JAX_COORDINATOR_ADDRESS"] = coordinator
+    try:
+        return clusters.detect(environ)
+    except ConfigError:
+        if None in (coordinator, num_processes, process_id):
+            raise
+        return None  # All is said without it.
 
 
 def _join_launcher(launcher: LauncherEnvironment, config: Config) -> Membership:

@@ -171,5 +171,6 @@ def test_the_page_of_settings_is_what_the_code_says():
         assert ends == [field.metadata["minimum"], field.metadata["maximum"]], field.name
     # And no other variable, on the page or in the code.
     known = {row[0] for row in rows.values()} | {*config.LAUNCHER_VARIABLES, config.SWITCH_VARIABLE}
+    known |= {*config.RUN_VARIABLES}
     assert {*re.findall(r"JAXFABRIC_[A-Z_]+", text)} == known
     assert rows.keys() < inspect.signature(jaxfabric.initialize).parameters.keys()

@@ -9,7 +9,9 @@ import time
 import pytest
 import support
 
-from jaxfabric import _ext, cli, launch
+from jaxfabric import _ext, cli, config, launch
+from jaxfabric.bootstrap import service
+from jaxfabric.launch import job
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture(autouse=True)
 def _no_coordination_service(monkeypatch):
     """Jobs run inside this process get none: its threads would outlive the test."""
-    monkeypatch.setattr(launch.CoordinationService, "start", lambda self: None)
+    monkeypatch.setattr(service.CoordinationService, "start", lambda self, _: None)
 
 
 def python(code: str) -> list[str]:
@@ -47,10 +49,31 @@ def test_environment_of_the_processes():
     code = "import os; print(sorted(k for k in os.environ if k.startswith(('JAXFABRIC', 'JAX_N'))))"
     _, out, _ = run(code, n=2, devices_per_process=3)
     assert out.count("JAX_NUM_CPU_DEVICES") == 2
-    for name in launch.LAUNCHER_VARIABLES:
+    for name in config.LAUNCHER_VARIABLES:
         assert out.count(name) == 2
     _, out, _ = run("import os; print(os.environ.get('JAXFABRIC_COORDINATOR'))", n=1)
     assert out == "[0] None\n"
+
+
+@pytest.mark.parametrize(
+    ("visible", "shown"),
+    [(None, ["0,1", "2,3"]), ("7,GPU-a,5,4", ["7,GPU-a", "5,4"]), ("1,2,3", None)],
+)
+def test_processes_take_their_gpus(monkeypatch, visible, shown):
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    code = (
+        START
+        + "print(os.environ['JAXFABRIC_LOCAL_PROCESS_ID'], os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    if shown is None:
+        with pytest.raises(ValueError, match="2 processes need 4 GPUs, and CUDA_VISIBLE_DEVICES=1"):
+            run(code, gpus_per_process=2)
+        return
+    _, out, _ = run(code, gpus_per_process=2)
+    assert sorted(out.splitlines()) == [f"[{i}] {i} {each}" for i, each in enumerate(shown)]
 
 
 def test_python_files_are_run_by_this_python(tmp_path):
@@ -106,7 +129,7 @@ def test_grace_lets_the_others_report(tmp_path):
 
 
 def test_a_process_that_ignores_sigterm_is_killed(monkeypatch, tmp_path):
-    monkeypatch.setattr(launch, "_TERM_SECONDS", 0.2)
+    monkeypatch.setattr(job, "TERM_SECONDS", 0.2)
     os.mkfifo(tmp_path / "pipe")
     code = START + (
         "\nif process == 0: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
