@@ -20,6 +20,7 @@
 #include "drivers/cuda/api.h"
 #include "ffi/cuda_handler.h"
 #include "ffi/registrations.h"
+#include "python/simulation.h"
 #include "transport/registry.h"
 
 namespace nb = nanobind;
@@ -255,6 +256,8 @@ NB_MODULE(_ext, module) {
   module.def("cuda_build", &CudaBuild,
              "The GPU kernels inside: 'images' (source -> bytes), 'architectures', 'compiler', and "
              "the 'reason' where there are none.");
+
+  BindSimulation(module);
 
   nb::class_<PyFabric>(module, "Fabric", "This process's end of the fabric.")
       .def(nb::init<int, int, std::vector<int64_t>, nb::dict,
