@@ -37,6 +37,7 @@ OPS = {
 _FIGURES = (
     ("--alpha", "alpha", "US", "microseconds of a message between hosts"),
     ("--overhead", "overhead", "US", "microseconds of each further one at the same time"),
+    ("--host-overhead", "host_overhead", "US", "microseconds of a message on each further lane"),
     ("--hop", "hop", "US", "microseconds of a switch, after the first"),
     ("--stream", "beta", "GB/S", "what one rank can send"),
     ("--link", "host_beta", "GB/S", "what a host can send"),
@@ -49,7 +50,7 @@ _FIGURES = (
 )
 # The rendezvous: hello set, got and deleted, roster set; every process then gets and deletes its.
 _STORE_CALLS = 6
-_MEMBER_BYTES = 520  # of a process in the roster
+_MEMBER_BYTES = 600  # of a process in the roster
 _CONNECT_ROUND_TRIPS = 3  # TCP's own, and challenge and response
 
 

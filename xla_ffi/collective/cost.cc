@@ -45,7 +45,7 @@ Effort EffortOf(PatternKind kind, OpKind op, int32_t members) {
   const int halvings = std::bit_width(power) - 1;
   const int fold = folded > 0 ? 1 : 0;
   const bool reduces = op == OpKind::kAllReduce || op == OpKind::kReduceScatter;
-  const double phases = op == OpKind::kAllReduce ? 2 : 1;
+  const double phases = op == OpKind::kAllReduce || op == OpKind::kBroadcast ? 2 : 1;
   switch (kind) {
     case PatternKind::kDirect:
       if (op == OpKind::kPermute)
@@ -146,8 +146,9 @@ std::vector<Candidate> Candidates(OpKind op, uint64_t bytes, const GroupShape& s
       const double array = LaneBytes(op, static_cast<double>(bytes), shape, lanes);
       candidate.inside = InsideSeconds(op, static_cast<double>(bytes), shape, lanes, model);
       candidate.between = effort.rounds * model.between.alpha +
-                          effort.messages * model.between.overhead + effort.sent * array * beta +
-                          effort.added * array * model.gamma;
+                          effort.messages * model.between.overhead +
+                          (effort.rounds + effort.messages) * (flows - 1) * model.host_overhead +
+                          effort.sent * array * beta + effort.added * array * model.gamma;
       candidate.allowed = effort.peers <= model.most_peers;
       candidates.push_back(candidate);
     }

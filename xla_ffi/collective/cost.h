@@ -27,6 +27,7 @@ struct PathCost {
 struct CostModel {
   PathCost inside{.alpha = 1e-6, .overhead = 0.2e-6, .beta = 1 / 5e9};
   PathCost between{.alpha = 30e-6, .overhead = 5e-6, .beta = 1 / 1.2e9};
+  double host_overhead = 1e-6;   // seconds of a host for the same message on each further lane
   double host_beta = 1 / 1.2e9;  // seconds per byte of a host's network, which its lanes share
   double gamma = 1 / 5e9;        // seconds per byte to add
   int32_t most_peers = 1024;     // a member should not need connections to more

@@ -113,6 +113,7 @@ double SimulateBetween(const Candidate& candidate, OpKind op, uint64_t bytes,
   for (const Round& round : rounds) {
     seconds += model.between.alpha + (round.leaves ? 2 * tree.hop : 0) +
                std::max(0.0, round.messages - 1) * model.between.overhead +
+               round.messages * (flows - 1) * model.host_overhead +
                std::max(round.most * beta, std::max(round.up, round.down) * up_beta) * block +
                round.added * block * model.gamma;
   }

@@ -35,6 +35,7 @@ struct Settings {
       {"beta", &model.between.beta},
       {"host_beta", &model.host_beta},
       {"gamma", &model.gamma},
+      {"host_overhead", &model.host_overhead},
       {"inside_alpha", &model.inside.alpha},
       {"inside_beta", &model.inside.beta},
       {"inside_overhead", &model.inside.overhead},

@@ -66,6 +66,8 @@ TEST(CostTest, FewRoundsForLittleAndFewBytesForMuch) {
   EXPECT_EQ(KindOf(OpKind::kAllReduce, 64 << 20, {.hosts = 16}), kDirect);
   EXPECT_EQ(KindOf(OpKind::kAllToAll, 1 << 10, {.hosts = 512}), kBruck);
   EXPECT_EQ(KindOf(OpKind::kAllToAll, 64 << 20, {.hosts = 64}), kDirect);
+  EXPECT_EQ(KindOf(OpKind::kBroadcast, 1 << 10, {.hosts = 64}), kTree);
+  EXPECT_EQ(KindOf(OpKind::kBroadcast, 64 << 20, {.hosts = 64}), kDirect);
   EXPECT_EQ(KindOf(OpKind::kAllGather, 1 << 10, {.hosts = 500}), kBruck);
 }
 
@@ -89,6 +91,8 @@ TEST(CostTest, LanesAreUsedWhereOneSenderIsSlowerThanTheNetwork) {
   const GroupShape shape{.hosts = 4, .ranks_per_host = 8, .lanes = 8};
   const auto large = Candidates(OpKind::kAllReduce, 64 << 20, shape, model);
   EXPECT_EQ(large[Cheapest(large)].lanes, 8);
+  const auto small = Candidates(OpKind::kAllReduce, 8, shape, model);
+  EXPECT_EQ(small[Cheapest(small)].lanes, 1);
   const auto one_host = Candidates(OpKind::kAllReduce, 1 << 20, {.ranks_per_host = 8}, model);
   EXPECT_EQ(one_host[0].between, 0);
   EXPECT_GT(one_host[0].inside, 0);

@@ -33,6 +33,7 @@ class Builder {
   void HalveAndDouble();
   void Bruck();
   void Tree(uint32_t root);
+  void Scatter(uint32_t root);
   void Disseminate();
 
  private:
@@ -179,6 +180,26 @@ void Builder::Tree(uint32_t root) {
   }
 }
 
+// A block to each member, which then sends it to all the others; the root does so with its own.
+void Builder::Scatter(uint32_t root) {
+  if (me_ == root) {
+    for (uint32_t distance = 1; distance < n_; ++distance) {
+      Add(Up(distance), Range(Up(distance), 1), kNobody, Blocks{}, Arrival::kStore, 0);
+    }
+    const uint32_t needs = done();
+    for (uint32_t distance = 1; distance < n_; ++distance) {
+      Add(Up(distance), Range(me_, 1), kNobody, Blocks{}, Arrival::kStore, needs);
+    }
+    return;
+  }
+  Receive(root, Range(me_, 1), Arrival::kStore);
+  for (uint32_t distance = 1; distance < n_; ++distance) {
+    const bool sends = Up(distance) != root;
+    Add(sends ? int64_t{Up(distance)} : kNobody, sends ? Range(me_, 1) : Blocks{}, Down(distance),
+        Range(Down(distance), 1), Arrival::kStore, 1);
+  }
+}
+
 void Builder::Disseminate() {
   for (uint32_t distance = 1; distance < n_; distance *= 2) {
     Add(Up(distance), Blocks{}, Down(distance), Blocks{}, Arrival::kStore, done());
@@ -190,6 +211,7 @@ uint32_t BlockCount(PatternKind kind, OpKind op, uint32_t members) {
     case OpKind::kBarrier:
       return 0;
     case OpKind::kBroadcast:
+      return kind == PatternKind::kDirect ? members : 1;
     case OpKind::kPermute:
       return 1;
     case OpKind::kAllReduce:
@@ -243,7 +265,7 @@ bool HasPattern(PatternKind kind, OpKind op) {
     case OpKind::kPermute:
       return kind == kDirect;
     case OpKind::kBroadcast:
-      return kind == kTree;
+      return kind == kTree || kind == kDirect;
     case OpKind::kBarrier:
       return kind == kDissemination || kind == kRecursiveDoubling;
   }
@@ -261,6 +283,10 @@ Pattern MakePattern(PatternKind kind, OpKind op, int32_t members, int32_t member
   switch (kind) {
     case PatternKind::kDirect:
     case PatternKind::kPairwise:
+      if (op == OpKind::kBroadcast) {
+        builder.Scatter(static_cast<uint32_t>(root));
+        break;
+      }
       if (reduces) builder.Direct(Arrival::kCollect);
       if (!reduces || gathers) builder.Direct(Arrival::kStore);
       break;

@@ -13,7 +13,9 @@
 //                   came from member - j. Blocks by distance, so that block 0 stays where it is.
 //                   But for kBruck no block is sent on: what is sent may be the operand itself, and
 //                   what arrives go into the result. The same for ragged_all_to_all.
-//   broadcast       one block;  permute: one block, sent and then replaced;  barrier: no blocks
+//   broadcast       starts as the root's, and ends so everywhere
+//   permute         one block, sent and then replaced
+//   barrier         no blocks
 //
 // Rules for who runs it, which together keep it free of deadlock and its results right:
 //   1. A step sends once the arrivals of the first `needs` steps have entered the array; and its
@@ -42,7 +44,8 @@ namespace jaxfabric {
 
 enum class PatternKind : uint8_t {
   // Every pair at once. Reductions: the owner of a block gets all contributions to it and adds them
-  // in ascending order, ((x0 + x1) + x2) + ...; all_reduce then sends the sums to all.
+  // in ascending order, ((x0 + x1) + x2) + ...; all_reduce then sends the sums to all. broadcast:
+  // the root sends a block to each, who sends it to all.
   kDirect,
   // all_reduce of little: everybody sends everything to everybody, and adds in ascending order.
   kOneShot,

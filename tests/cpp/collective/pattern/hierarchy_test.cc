@@ -182,6 +182,8 @@ void Check(const Hierarchy& hierarchy, OpKind op, PatternKind kind, int root) {
     } else if (op == OpKind::kBroadcast) {
       for (int lane = 0; lane < hierarchy.lanes(); ++lane) {
         EXPECT_EQ(run.At(lane, host, 0), Block{"root"});
+        const int last = kind == PatternKind::kDirect ? hosts - 1 : 0;
+        EXPECT_EQ(run.At(lane, host, last), Block{"root"});
       }
     } else if (op == OpKind::kBarrier) {
       EXPECT_EQ(run.Heard(host), (uint64_t{1} << hosts) - 1);

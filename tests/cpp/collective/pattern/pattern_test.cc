@@ -228,6 +228,8 @@ TEST(PatternTest, BytesAndStepsAreTheKnownOnes) {
     expect(kBruck, OpKind::kAllToAll, forwarded, log);
     expect(kDissemination, OpKind::kBarrier, 0, log);
     expect(kTree, OpKind::kBroadcast, log, log);
+    expect(kDirect, OpKind::kBroadcast, 2 * others, 2 * others);
+    EXPECT_EQ(MostOf(kDirect, OpKind::kBroadcast, n).received, n == 1 ? 0 : others + 1);
     const size_t rounds = static_cast<size_t>(std::bit_width(power)) - 1 + folds;
     expect(kRecursiveDoubling, OpKind::kAllReduce, rounds - folds / 2, rounds);
     expect(kRecursiveDoubling, OpKind::kBarrier, 0, rounds);
