@@ -12,25 +12,24 @@
 //   all_to_all      block j starts as what goes to member + j (modulo members), and ends as what
 //                   came from member - j. Blocks by distance, so that block 0 stays where it is.
 //                   But for kBruck no block is sent on: what is sent may be the operand itself, and
-//                   what arrives go into the result. The same for ragged_all_to_all.
+//                   what arrives goes into the result. The same for ragged_all_to_all.
 //   broadcast       starts as the root's, and ends so everywhere
 //   permute         one block, sent and then replaced
 //   barrier         no blocks
 //
 // Rules for who runs it, which together keep it free of deadlock and its results right:
-//   1. A step sends once the arrivals of the first `needs` steps have entered the array; and its
-//   own
-//      arrival enters no earlier. Steps with equal `needs` do not depend on each other: they may be
-//      sent, and enter, in any order and at once.
-//   2. What arrives in a step enters the array only when what the step sends has been taken from
-//   it.
-//   3. Messages from one member to another are sent in the order of the sender's steps, and are
-//      taken in the order of the receiver's. Sending never waits for the receiver to take anything
-//      but for room; room for one message of each peer is enough.
+//   1. A step sends once the arrivals of the first `needs` steps have entered the array, and its
+//      own arrival enters no earlier. Steps with equal `needs` do not depend on each other: they
+//      may be sent, and enter, in any order and at once.
+//   2. What arrives in a step enters the array only when what that step sends has been taken from
+//      it.
+//   3. Messages from one member to another are sent in the order of the sender's steps, and taken
+//      in the order of the receiver's. Sending waits for room only, never for the receiver to take
+//      this very message; room for one message from each peer is enough.
 //
-// The same bits for all: every block is reduced in one place and copied from there, or, for
-// kRecursiveDoubling, by all members in the same tree with the same left and right operands. The
-// order of additions is said at each kind, for members x0 x1 x2 ...
+// The same bits for all: every block is reduced in one place and copied from there, or, by kOneShot
+// and kRecursiveDoubling, by all members in the same order with the same left and right operands.
+// That order is said at each kind, for members x0 x1 x2 ...
 #pragma once
 
 #include <cstdint>
