@@ -13,7 +13,7 @@ from jaxfabric import bench
 
 HELP = """\
 Predicts start-up and collectives on hosts that talk over a network of two levels of switches, with
-the patterns and the cost model by which the fabric itself chooses. Nothing is sent.
+the patterns and the cost model of the fabric. Nothing is sent.
 
     jaxfabric bench simulate
     jaxfabric bench simulate --op psum,all_to_all --ranks 1024,65536 --oversubscription 4
@@ -90,7 +90,10 @@ class Network:
         from jaxfabric import _ext
 
         per_host = min(ranks, self.ranks_per_host)
-        rows = _ext.simulate(OPS[op], size, self.hosts(ranks), per_host, dict(self.figures))
+        hosts = self.hosts(ranks)
+        rows = _ext.simulate(OPS[op], size, hosts, per_host, dict(self.figures))
+        if hosts == 1:  # Whatever is chosen, nothing goes between hosts.
+            rows = [row | {"pattern": "none", "lanes": 0} for row in rows if row["chosen"]]
         return [row | {"seconds": row["inside"] + row["between"]} for row in rows]
 
     def start_up(self, ranks: int, peers: int) -> dict[str, float]:
@@ -167,7 +170,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="FILE",
         help="documents of `jaxfabric bench --json`: show what is predicted for their cases, and "
-        "what was measured",
+        "what was measured; the hosts are as many as --ranks-per-host makes them",
     )
     add("--json", action="store_true", help="print one JSON document instead of the tables")
 
@@ -299,7 +302,7 @@ def _compared_table(rows: Iterable[Mapping[str, Any]]) -> str:
         (
             *(row["op"], str(row["ranks"]), str(row["hosts"]), bench.size_text(row["bytes"])),
             *(row["pattern"], _time(row["predicted_us"] / 1e6), _time(row["measured_us"] / 1e6)),
-            f"{row['ratio']:.2f}",
+            bench.number_text(row["ratio"]),
         )
         for row in rows
     ]

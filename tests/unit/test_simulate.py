@@ -7,7 +7,7 @@ import sys
 import pytest
 import support
 
-from jaxfabric import _ext, _simulate, cli
+from jaxfabric import _ext, _simulate, bench, cli
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -74,6 +74,11 @@ def test_every_op_has_a_choice_for_any_number_of_ranks():
             assert sum(row["chosen"] for row in rows) == 1, (op, ranks)
 
 
+def test_on_one_host_there_is_no_pattern():
+    (row,) = _simulate.Network(figures={}).collective("all_gather", 4096, 8)
+    assert (row["pattern"], row["lanes"], row["between"], row["peers"]) == ("none", 0, 0, 0)
+
+
 def test_what_leaves_a_narrow_switch_takes_longer():
     def seconds(pattern, oversubscription):
         network = _simulate.Network(
@@ -114,7 +119,7 @@ def test_measured_times_stand_beside_predicted_ones(capsys, tmp_path):
     assert (row["op"], row["ranks"], row["hosts"], row["measured_us"]) == ("psum", 4, 2, 100.0)
     assert row["ratio"] == pytest.approx(row["predicted_us"] / 100)
     table = run(capsys, "--measured", str(path), "--ranks-per-host=2")
-    assert f"{row['ratio']:.2f}" in table
+    assert table.split()[-1] == bench.number_text(row["ratio"])
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"ranks": 2, "results": [1]}'])
