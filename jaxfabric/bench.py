@@ -11,6 +11,7 @@ import io
 import json
 import os
 import platform
+import runpy
 import shutil
 import signal
 import sys
@@ -160,7 +161,7 @@ def main(plan: Plan, *, as_json: bool) -> int:
     results = [_result(plan, number, rounds) for number in range(len(plan.cases))]
     print(json.dumps(machine | {"results": results}) if as_json else _table(plan, results))
     wrong = [
-        f"jaxfabric: bench: {name}: {result['op']} of {_size(result['bytes'])}: {text}"
+        f"jaxfabric: bench: {name}: {result['op']} of {size_text(result['bytes'])}: {text}"
         for result in results
         for name, text in result["wrong"].items()
     ]
@@ -239,7 +240,7 @@ class _Job:
     def _show(self, done: int) -> None:
         if done < len(self.plan.cases):
             op, size = self.plan.cases[done]
-            _progress(f"{self.turn}, {self.name}: {op} of {_size(size)}")
+            _progress(f"{self.turn}, {self.name}: {op} of {size_text(size)}")
 
     def _failure(self, summary: launch.Summary) -> BaseException:
         if summary.exit_code == 128 + signal.SIGINT:
@@ -254,7 +255,7 @@ class _Job:
             lines = [line for line in process["last_lines"] if not line.startswith("{")]
         op, size = self.plan.cases[min(self._done(), len(self.plan.cases) - 1)]
         text = "".join(f"\n    {line}" for line in lines) or " none"
-        return _Failure(f"{self.name}: {how}, at {op} of {_size(size)}. Its last lines:{text}")
+        return _Failure(f"{self.name}: {how}, at {op} of {size_text(size)}. Its last lines:{text}")
 
 
 class _Lines(io.BytesIO):
@@ -338,8 +339,8 @@ def _table(plan: Plan, results: list[dict[str, Any]]) -> str:
     lines = [("op", "bytes", *(f"us {name}" for name in names), "times faster", "algbw", "busbw")]
     for result in results:
         us = (_time(result, name) for name in names)
-        rest = (_number(result[key]) for key in ("times_faster", "algbw", "busbw"))
-        lines.append((result["op"], _size(result["bytes"]), *us, *rest))
+        rest = (number_text(result[key]) for key in ("times_faster", "algbw", "busbw"))
+        lines.append((result["op"], size_text(result["bytes"]), *us, *rest))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ""
     for op, *cells in lines:
@@ -354,11 +355,11 @@ def _time(result: dict[str, Any], name: str) -> str:
     if name in result["wrong"]:
         return "wrong"
     times = result["us_of_rounds"][name]
-    return _number(min(times)) + ("~" if max(times) > _NOISY * min(times) else " ")
+    return number_text(min(times)) + ("~" if max(times) > _NOISY * min(times) else " ")
 
 
-def _number(value: float | None) -> str:
-    """Two digits, or all of those before the point."""
+def number_text(value: float | None) -> str:
+    """Two digits, or all of those before the point; - for None."""
     if value is None:
         return "-"
     if value >= 9.95:
@@ -366,7 +367,8 @@ def _number(value: float | None) -> str:
     return f"{value:.1f}" if value >= 0.995 else f"{value:.2g}"
 
 
-def _size(size: int) -> str:
+def size_text(size: int) -> str:
+    """A size as --bytes takes it, with a unit where that is exact."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >> power and size % (1 << power) == 0:
             return f"{size >> power} {unit}"
@@ -377,3 +379,8 @@ def _progress(text: str) -> None:
     """Replaces the line that says what goes on, where somebody watches."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":  # python -m jaxfabric.bench
+    sys.argv[1:1] = ["bench"]
+    runpy.run_module("jaxfabric", run_name="__main__")

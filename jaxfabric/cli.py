@@ -35,6 +35,7 @@ collectives (Gloo between processes), in turns, and compares every result with n
     jaxfabric bench
     jaxfabric bench -n 4 --op psum,all_gather --bytes 8,64KiB,16MiB
     jaxfabric bench -n 1 -d 2 --rounds 5 --json
+    jaxfabric bench simulate --help
 """
 
 
@@ -73,7 +74,7 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
 
         return doctor.main(as_json=options.json)
     if options.subcommand == "bench":
-        return _bench(options)
+        return _simulate(options) if options.how == "simulate" else _bench(options)
     if options.subcommand == "gpu-table":
         return _gpu_table(as_json=options.json)
     parser.print_help()
@@ -165,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_bench(commands: Any) -> None:  # noqa: ANN401
-    from jaxfabric import bench
+    from jaxfabric import _simulate, bench
 
     parser = commands.add_parser(
         "bench",
@@ -225,6 +226,13 @@ def _add_bench(commands: Any) -> None:  # noqa: ANN401
         help="longest time for one op at one size; 0: no limit (default: 300)",
     )
     add("--json", action="store_true", help="print one JSON document instead of the table")
+    simulate = parser.add_subparsers(dest="how", metavar="simulate").add_parser(
+        "simulate",
+        help="predict times on many hosts instead",
+        description=_simulate.HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _simulate.add_arguments(simulate)
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -244,6 +252,12 @@ def _bench(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"jaxfabric: {error}", file=sys.stderr)
         return 2
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from jaxfabric import _simulate
+
+    return _simulate.main(options)
 
 
 def _gpu_table(*, as_json: bool) -> int:

@@ -21,6 +21,7 @@
 #include "ffi/cuda_handler.h"
 #include "ffi/registrations.h"
 #include "os/interfaces.h"
+#include "python/simulation.h"
 #include "transport/registry.h"
 
 namespace nb = nanobind;
@@ -278,6 +279,8 @@ NB_MODULE(_ext, module) {
   module.def("cuda_build", &CudaBuild,
              "The GPU kernels inside: 'images' (source -> bytes), 'architectures', 'compiler', and "
              "the 'reason' where there are none.");
+
+  BindSimulation(module);
 
   nb::class_<PyFabric>(module, "Fabric", "This process's end of the fabric.")
       .def(nb::init<int, int, std::vector<int64_t>, nb::dict,
