@@ -44,6 +44,11 @@ print("done", flush=True)
 """
 
 
+def environment(env=None):
+    """What the processes of a job need to find this package and to fail in time."""
+    return {"PYTHONPATH": ":".join(sys.path), "JAXFABRIC_DEADLINE": "40"} | (env or {})
+
+
 def run(tmp_path, body, processes=2, devices=2, env=None, arguments=(), timeout=120):
     script = support.write_script(tmp_path, HEAD + body + TAIL)
     return support.run_job(
@@ -51,7 +56,7 @@ def run(tmp_path, body, processes=2, devices=2, env=None, arguments=(), timeout=
         processes,
         *arguments,
         options=("--devices-per-process", str(devices)),
-        env={"PYTHONPATH": ":".join(sys.path), "JAXFABRIC_DEADLINE": "40"} | (env or {}),
+        env=environment(env),
         timeout=timeout,
     )
 
