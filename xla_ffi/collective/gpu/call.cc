@@ -137,6 +137,12 @@ Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
     auto planned = device::PlanRaggedAllToAll(shape, metadata, slices, buffers.input_bytes);
     if (!planned.ok()) return planned.status().WithContext(spec_.label);
     launch = *std::move(planned);
+  } else if (spec_.kind == OpKind::kAllReduceRmsNorm) {
+    const uint64_t hidden = buffers.norm.hidden;
+    binding.amount = buffers.input_bytes / (hidden * DTypeSize(buffers.dtype));
+    auto planned = device::PlanAllReduceRmsNorm(shape, buffers.dtype, binding.amount, hidden);
+    if (!planned.ok()) return planned.status().WithContext(spec_.label);
+    launch = *std::move(planned);
   } else if (Reduces(spec_.kind)) {
     const uint64_t bytes = buffers.output_bytes;
     launch = spec_.kind == OpKind::kAllReduce
@@ -215,6 +221,20 @@ Status GpuCall::LaunchBound(const Binding& binding, cuda::CUstream stream, const
                                       sizes.row_bytes,
                                       sizes.input_rows,
                                       sizes.output_rows};
+    return launch(arguments);
+  }
+  if (spec_.kind == OpKind::kAllReduceRmsNorm) {
+    const NormBuffers& norm = buffers.norm;
+    device::RmsNormArguments arguments{binding.communicator->view(),
+                                       header_,
+                                       static_cast<uint32_t>(norm.hidden),
+                                       buffers.input,
+                                       norm.residual,
+                                       norm.weight,
+                                       buffers.output,
+                                       norm.new_residual,
+                                       binding.amount,
+                                       spec_.epsilon};
     return launch(arguments);
   }
   device::MoveArguments arguments{binding.communicator->view(),

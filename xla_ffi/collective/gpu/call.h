@@ -51,7 +51,7 @@ class GpuCall {
     std::shared_ptr<GpuCommunicator> communicator;
     cuda::CUfunction function = nullptr;
     uint32_t blocks = 1;
-    uint64_t amount = 0;  // elements or bytes, as the kernel counts
+    uint64_t amount = 0;  // elements, bytes or rows, as the kernel counts
     uint32_t root = 0;
     int32_t target = -1, source = -1;
   };
