@@ -352,7 +352,7 @@ def _register(ext: Any, with_gpus: bool) -> None:  # noqa: ANN401
     _compat.watch_compilations(
         ext.begin_compilation,
         ext.end_compilation,
-        ext.end_gpu_compilation if with_gpus else None,
+        (ext.begin_gpu_compilation, ext.end_gpu_compilation) if with_gpus else None,
     )
     _registered = True
 

@@ -38,7 +38,7 @@ bool Reduces(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind:
 GpuCall::GpuCall(CallSpec spec, Slot slot)
     : spec_(std::move(spec)),
       slot_(slot),
-      instance_(SiteRegistry::Get().Add(spec_.Hash())),
+      devices_(GpuCompilations::Get().Current()),
       header_(Fold(spec_.Hash())) {}
 
 Status GpuCall::Prepare(int ordinal, const Buffers& buffers) {
@@ -83,7 +83,7 @@ Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffer
 Result<std::vector<int64_t>> GpuCall::GroupOf(int64_t rank) const {
   std::vector<int64_t> devices;
   if (spec_.by_position) {
-    devices = instance_.clock->Devices();
+    if (devices_) devices = devices_->Get();
     if (devices.empty()) {
       return Status(Code::kFailedPrecondition,
                     StrCat(spec_.label,

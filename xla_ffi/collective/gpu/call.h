@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "collective/call.h"
+#include "collective/gpu/compilation.h"
 #include "collective/gpu/domain.h"
-#include "collective/launch.h"
 
 namespace jaxfabric {
 
@@ -67,7 +67,7 @@ class GpuCall {
   static constexpr size_t kMaxOrdinals = 64;
   const CallSpec spec_;
   const Slot slot_;
-  const SiteRegistry::Instance instance_;
+  const std::shared_ptr<const ExecutableDevices> devices_;
   const uint32_t header_;
   std::mutex mutex_;  // guards owned_ and the making of bindings
   std::vector<std::unique_ptr<Binding>> owned_;
