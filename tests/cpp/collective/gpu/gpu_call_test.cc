@@ -152,6 +152,35 @@ TEST(GpuCompilation, OfAnotherThreadIsKnownIfItIsTheOnlyOne) {
   EXPECT_EQ(compilations.Current(), nullptr);
 }
 
+// The memory of a fabric ends with it, unless a graph may still use it.
+TEST(GpuCall, KeepsAFabricOnlyForGraphs) {
+  const Shape shape{1, 2};
+  const auto body = [&](GpuProcess& process) {
+    const Problem problem = GpuProblems(2)[0];
+    const CallPointer call = MakeCall(problem, shape.Ids(), 7);
+    const long owners = process.fabric.use_count();
+    std::string failed = process.OnEveryGpu(
+        [&](GpuRank& rank, int position) { return RunOnGpu(*call, rank, problem, position, 0); });
+    if (process.fabric.use_count() != owners) failed += "a launch keeps the fabric";
+    failed += process.OnEveryGpu([&](GpuRank& rank, int position) {
+      const cuda::Api& api = rank.api();
+      const auto execution = rank.Make(problem, position, 0);
+      const cuda::ScopedContext current(api, rank.context());
+      cuda::CUgraph graph{};
+      std::string wrong;
+      wrong += Text(cuda::ToStatus(
+          api, api.cuStreamBeginCapture(rank.stream(), cuda::CU_STREAM_CAPTURE_MODE_RELAXED),
+          "begin"));
+      wrong += Text(call->Launch(rank.ordinal(), rank.stream(), execution.buffers));
+      wrong += Text(cuda::ToStatus(api, api.cuStreamEndCapture(rank.stream(), &graph), "end"));
+      wrong += Text(cuda::ToStatus(api, api.cuGraphDestroy(graph), "destroy"));
+      return wrong;
+    });
+    return failed + (process.fabric.use_count() == owners + 2 ? "" : "a capture keeps no fabric");
+  };
+  EXPECT_EQ(OnGpus(shape, body), "");
+}
+
 TEST(GpuCall, UnknownPositionsAreAnError) {
   const Shape shape{1, 2};
   const std::string failed = OnGpus(shape, [&](GpuProcess& process) {
