@@ -108,9 +108,10 @@ def test_status_does_not_wait_for_a_shutdown(core, monkeypatch):
     asker = threading.Thread(target=lambda: found.append(jaxfabric.status()), daemon=True)
     asker.start()
     asker.join(10)
+    meanwhile = [*found]
     asked.set()
     thread.join()
-    assert found == [runtime.Status(initialized=False)]
+    assert meanwhile == [runtime.Status(initialized=False)]
 
 
 def test_ensure_ready_starts_a_single_process_only(core, monkeypatch):
