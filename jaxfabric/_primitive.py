@@ -374,9 +374,10 @@ def axis_effects(axes: Axes) -> set[Any]:
 
 def _lower_elsewhere(name: str, ctx: Context, *_: Value, **__: Param) -> Value:
     platforms = ctx.platforms or ctx.module_context.platforms
+    remedy = f": use jax.lax.{name} there" if hasattr(jax.lax, name) else ""
     raise NotImplementedError(
-        f"jaxfabric.lax.{name} runs on the platforms cpu and cuda, not on {', '.join(platforms)}: "
-        f"use jax.lax.{name} there"
+        f"jaxfabric.lax.{name} runs on the platforms cpu and cuda, not on {', '.join(platforms)}"
+        f"{remedy}"
     )
 
 

@@ -173,6 +173,22 @@ def test_several_platforms():
     text, calls, _ = on_gpus(norm, 4, 64, platforms=("cpu", "cuda"))
     assert [call["target"] for call in calls] == ["jaxfabric_all_reduce", TARGET]
     assert text.count("stablehlo.rsqrt") == 1
+    # Nor does jax.lax have it.
+    with pytest.raises(NotImplementedError, match=r"rms_norm runs on .* not on tpu$"):
+        on_gpus(norm, 4, 64, platforms=("tpu",))
+
+
+def test_export():
+    f = jax.jit(over(fused, SPECS, P()))
+    options = {"platforms": ("cpu", "cuda"), "disabled_checks": jaxfabric.export_checks()}
+    exported = jax.export.export(f, **options)(X, RESIDUAL, WEIGHT)
+    assert exported.mlir_module().count(f"@{TARGET}(") == 1
+    mesh = model.grid({"i": 4})
+    arguments = (
+        jax.device_put(value, jax.sharding.NamedSharding(mesh, spec))
+        for value, spec in zip((X, RESIDUAL, WEIGHT), SPECS, strict=True)
+    )
+    close(jax.jit(exported.call)(*arguments), plain(X, RESIDUAL, WEIGHT))
 
 
 @pytest.mark.usefixtures("gpus")
