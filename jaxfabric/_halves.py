@@ -17,9 +17,9 @@ from jaxfabric._primitive import Context, Param, Value, collective, define, ir
 _Finish = Callable[[Context, ir.Value], ir.Value]
 
 
-def start(op: str, x: Value, axes: Axes) -> Value:
+def start(op: str, x: Value, axes: Axes, **params: Param) -> Value:
     """Begins the collective `op` on `x`, as `Collective.bind` runs it."""
-    return _start_p.bind(_compat.as_varying(x, axes), op=op, axes=axes, groups=None)
+    return _start_p.bind(_compat.as_varying(x, axes), op=op, axes=axes, groups=None, **params)
 
 
 def done(y: Value) -> Value:
@@ -27,8 +27,10 @@ def done(y: Value) -> Value:
     return _done_p.bind(y)
 
 
-def _start_type(x: Value, *, op: str, axes: Axes, groups: None) -> tuple[Any, set[Any]]:
-    return collective(op).type_of(x, axes=axes, groups=groups, kind="varying")
+def _start_type(
+    x: Value, *, op: str, axes: Axes, groups: None, **params: Param
+) -> tuple[Any, set[Any]]:
+    return collective(op).type_of(x, axes=axes, groups=groups, kind="varying", **params)
 
 
 def _batch_start(
@@ -47,15 +49,27 @@ def _batch_start(
 
 
 def _lower_start(
-    ctx: Context, x: ir.Value, *, op: str, axes: Axes, groups: None
+    ctx: Context, x: ir.Value, *, op: str, axes: Axes, groups: None, **params: Param
 ) -> Sequence[ir.Value]:
-    # The branches of a program for several platforms give results, and nothing else.
-    halves = not _compat.lowers_for_several_platforms(ctx)
-    y, finish = collective(op).start(ctx, x, axes=axes, groups=groups, halves=halves)
+    halves = _may_be_halved(ctx)
+    y, finish = collective(op).start(ctx, x, axes=axes, groups=groups, halves=halves, **params)
     if not halves:
         return [finish(ctx, y)]
     _compat.module_store(ctx, "halves").append((y, finish))
     return [y]
+
+
+def _may_be_halved(ctx: Context) -> bool:
+    # The branches of a program for several platforms give results, and nothing else.
+    if _compat.lowers_for_several_platforms(ctx):
+        return False
+    # A start may not be replicated, as a call is where axes are left to the compiler.
+    mesh, manual = _compat.lowering_mesh(ctx)
+    if any(axis not in manual and size > 1 for axis, size in mesh.shape.items()):
+        return False
+    # Without jax.jit every operation is a program.
+    ends = _compat.lowered_equations({_done_p})
+    return ends is None or any(True for _ in ends)
 
 
 def _batch_done(

@@ -269,9 +269,12 @@ class Collective:
         axes: Axes,
         groups: Groups | None,
         halves: bool = True,
+        remark: str = "",
         **params: Param,
     ) -> tuple[ir.Value, Callable[[Context, ir.Value], ir.Value]]:
         """Emits the call, or where `halves` its first half, which does not wait.
+
+        `remark` goes to what the report says of a call of the fabric on GPUs.
 
         Returns:
             A value, and what makes the result of it, later in the program. Of what XLA runs the
@@ -293,7 +296,7 @@ class Collective:
                 size = len(positions[0])
                 y = self.counterpart(ctx, x, axes=axes, groups=groups, size=size, **params)
                 return y, lambda _, y: y
-            reason = who.reason
+            reason = "; ".join(filter(None, (who.reason, remark)))
 
         packed, x = pack(ctx, aval, x)
         got = out.update(dtype=packed.dtype)
@@ -346,9 +349,12 @@ def define(
     type_rule: Callable[..., Any],
     batch: Callable[..., Any],
     lower: Callable[..., Any],
+    *,
+    multiple_results: bool = False,
 ) -> Any:  # noqa: ANN401
     """Makes the primitive jaxfabric_`name` with these rules."""
     primitive = core.Primitive(f"jaxfabric_{name}")
+    primitive.multiple_results = multiple_results
     primitive.def_impl(partial(dispatch.apply_primitive, primitive))
     primitive.def_effectful_abstract_eval(type_rule)
     batching.fancy_primitive_batchers[primitive] = batch
@@ -368,9 +374,10 @@ def axis_effects(axes: Axes) -> set[Any]:
 
 def _lower_elsewhere(name: str, ctx: Context, *_: Value, **__: Param) -> Value:
     platforms = ctx.platforms or ctx.module_context.platforms
+    remedy = f": use jax.lax.{name} there" if hasattr(jax.lax, name) else ""
     raise NotImplementedError(
-        f"jaxfabric.lax.{name} runs on the platforms cpu and cuda, not on {', '.join(platforms)}: "
-        f"use jax.lax.{name} there"
+        f"jaxfabric.lax.{name} runs on the platforms cpu and cuda, not on {', '.join(platforms)}"
+        f"{remedy}"
     )
 
 

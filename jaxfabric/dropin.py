@@ -117,7 +117,8 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
         >>> len(jaxfabric.export_checks()) > 0
         True
     """
-    names = runtime.core().registrations()
+    core = runtime.core()
+    names = {**core.registrations(), **core.cuda_registrations()}
     return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
 
 

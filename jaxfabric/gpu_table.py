@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 ANY = "*"
 OPS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ragged_all_to_all"),
-    *("permute", "broadcast", "barrier"),
+    *("permute", "broadcast", "all_reduce_rms_norm", "barrier"),
 )
 # What NVSwitch adds up itself, and what it does not.
 KINDS = ("float", "other")
@@ -37,6 +37,8 @@ _LIMITS: dict[str, dict[int, int]] = {
     "permute": _EVEN,
     # The root alone sends all of it.
     "broadcast": {2: 64 * _MIB, 4: 4 * _MIB, 8: 4 * _MIB},
+    # From here on it is an all_reduce, and XLA does the rest.
+    "all_reduce_rms_norm": {2: 64 * _MIB, 4: 2 * _MIB, 8: 512 * _KIB},
 }
 # Where the kind makes a difference: two passes over all the data instead of the switch's one.
 _OTHER_LIMITS: dict[str, dict[int, int]] = {

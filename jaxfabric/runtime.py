@@ -63,7 +63,10 @@ class _Session:
     fabric: _ext.Fabric
 
 
+# Held while the fabric starts or ends, which waits for other processes and for kernels.
 _lock = threading.RLock()
+# Held while a session is read that must not end meanwhile; never while anything is waited for.
+_reading = threading.RLock()
 _session: _Session | None = None
 # The membership outlives shutdown(): JAX's backend keeps the job it was started in.
 _membership: Membership | None = None
@@ -162,9 +165,10 @@ def shutdown() -> None:
     """
     global _session
     with _lock:
-        if _session is None:
+        with _reading:
+            session, _session = _session, None
+        if session is None:
             return
-        session, _session = _session, None
         failure = session.fabric.failure()
         session.fabric.shutdown()
         if failure is not None:
@@ -243,7 +247,7 @@ def gpu_problem() -> str:
 
 def status() -> Status:
     """Returns how this process is connected, what it has counted, and the first failure."""
-    with _lock:
+    with _reading:
         if _session is None:
             return Status(initialized=False)
         membership = _session.membership
@@ -355,7 +359,7 @@ def _register(ext: Any, with_gpus: bool) -> None:  # noqa: ANN401
     _compat.watch_compilations(
         ext.begin_compilation,
         ext.end_compilation,
-        ext.end_gpu_compilation if with_gpus else None,
+        (ext.begin_gpu_compilation, ext.end_gpu_compilation) if with_gpus else None,
     )
     _registered = True
 

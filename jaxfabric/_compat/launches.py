@@ -17,7 +17,7 @@ from typing import Any
 def watch_compilations(
     begin: Callable[[], int],
     end: Callable[[int, bytes | None, Sequence[int]], None],
-    end_on_gpus: Callable[[int, Sequence[int]], None] | None = None,
+    on_gpus: tuple[Callable[[], None], Callable[[Sequence[int]], None]] | None = None,
 ) -> None:
     """Tells of every executable that JAX makes or loads from its cache from now on.
 
@@ -25,8 +25,8 @@ def watch_compilations(
         begin: called before that, on the same thread.
         end: called after it with what `begin` returned, the executable's fingerprint (None: it
             failed, or there is none) and, if it spans processes, the ids of its devices in order.
-        end_on_gpus: the same for an executable for GPUs, with what `begin` returned and the ids of
-            its devices in order: its calls are not told their position. None: of those not.
+        on_gpus: the two for executables for GPUs; the second is called with the ids of the devices
+            in order, as calls there are not told their position. None: of those not.
     """
     from jax._src import compiler, traceback_util
 
@@ -36,12 +36,13 @@ def watch_compilations(
 
     @functools.wraps(compile_or_get_cached)
     def watched(backend: Any, computation: Any, devices: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        if end_on_gpus is not None and backend.platform in ("gpu", "cuda"):
-            begun = begin()
+        if on_gpus is not None and backend.platform in ("gpu", "cuda"):
+            begin_on_gpus, end_on_gpus = on_gpus
+            begin_on_gpus()
             try:
                 return compile_or_get_cached(backend, computation, devices, *args, **options)
             finally:
-                end_on_gpus(begun, [device.id for device in devices.flat])
+                end_on_gpus([device.id for device in devices.flat])
         if backend.platform != "cpu":
             return compile_or_get_cached(backend, computation, devices, *args, **options)
         begun, fingerprint, ids = begin(), None, []

@@ -14,15 +14,12 @@ from __future__ import annotations
 
 from jaxfabric.lax.all_gather import all_gather
 from jaxfabric.lax.all_reduce import pmax, pmean, pmin, psum
+from jaxfabric.lax.all_reduce_rms_norm import all_reduce_rms_norm
 from jaxfabric.lax.all_to_all import all_to_all, pswapaxes
 from jaxfabric.lax.barrier import barrier
 from jaxfabric.lax.broadcast import pbroadcast
-from jaxfabric.lax.fused import (
-    all_gather_matmul,
-    all_reduce_rms_norm,
-    matmul_reduce_scatter,
-)
-from jaxfabric.lax.permute import ppermute, pshuffle
+from jaxfabric.lax.fused import all_gather_matmul, matmul_reduce_scatter
+from jaxfabric.lax.permute import ppermute, precv, psend, pshuffle
 from jaxfabric.lax.ragged_all_to_all import ragged_all_to_all
 from jaxfabric.lax.reduce_scatter import psum_scatter
 
@@ -38,6 +35,8 @@ __all__ = [
     "pmean",
     "pmin",
     "ppermute",
+    "precv",
+    "psend",
     "pshuffle",
     "psum",
     "psum_scatter",

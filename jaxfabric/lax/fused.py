@@ -1,4 +1,4 @@
-"""Collectives with the work that stands next to them in transformers.
+"""Collectives with the products that stand next to them in transformers.
 
 The products go in pieces: while one is computed, the next piece is under way between the ranks.
 """
@@ -16,64 +16,9 @@ from jaxfabric import _compat
 from jaxfabric._groups import Axes, AxisName, as_axes, communicator_size
 from jaxfabric._halves import done, start
 from jaxfabric._primitive import Value, collective
-from jaxfabric.lax.all_reduce import psum
 
 # Pieces below so many bytes cost more than they hide.
 _LEAST_PIECE = 256 << 10
-
-
-def all_reduce_rms_norm(
-    x: Any,  # noqa: ANN401
-    residual: Any,  # noqa: ANN401
-    weight: Any,  # noqa: ANN401
-    axis_name: AxisName,
-    *,
-    epsilon: float = 1e-6,
-) -> tuple[jax.Array, jax.Array]:
-    """Sums `x` over all ranks, adds `residual`, and normalises by the root of the mean square.
-
-    What ends a block of a tensor-parallel transformer: `x` is the rank's part of the block's
-    result. Equal to `y = psum(x, axis_name) + residual` and
-    `y / sqrt(mean(y ** 2, -1) + epsilon) * weight`, with the mean in float32.
-
-    Args:
-        x: array `[..., d]` of a float type.
-        residual: array `[..., d]`, what `x` is added to.
-        weight: array `[d]`, the scale of each feature.
-        axis_name: as in `psum`.
-        epsilon: added to the mean square.
-
-    Returns:
-        The normalised array and the new residual, both `[..., d]` of the type of `residual`.
-
-    Raises:
-        NameError: `axis_name` is not bound here.
-        TypeError: `x` is not of a float type.
-        ValueError: the shapes do not fit.
-
-    Example:
-        >>> auto = jax.sharding.AxisType.Auto
-        >>> mesh = jax.make_mesh((4,), ("i",), axis_types=(auto,))
-        >>> def f(x):
-        ...     ones = jnp.ones(2)
-        ...     return jaxfabric.lax.all_reduce_rms_norm(x[0], ones, 2 * ones, "i", epsilon=0.0)
-        >>> f = jax.shard_map(f, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P())
-        >>> normalised, residual = jax.jit(f)(jnp.ones((4, 2)))
-        >>> normalised.tolist(), residual.tolist()
-        ([2.0, 2.0], [5.0, 5.0])
-    """
-    x, residual, weight = map(jnp.asarray, (x, residual, weight))
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"all_reduce_rms_norm x has the type {x.dtype}: use a float type")
-    if x.shape != residual.shape or weight.shape != x.shape[-1:]:
-        raise ValueError(
-            "all_reduce_rms_norm needs x and residual [..., d] and weight [d], got "
-            f"{x.shape}, {residual.shape} and {weight.shape}"
-        )
-    y = psum(x, axis_name).astype(residual.dtype) + residual
-    wide = y.astype(jnp.promote_types(y.dtype, jnp.float32))
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + epsilon)
-    return (wide * scale).astype(y.dtype) * weight.astype(y.dtype), y
 
 
 def all_gather_matmul(

@@ -1,7 +1,8 @@
-"""ppermute, pshuffle: ranks pass their arrays on to one another."""
+"""ppermute, pshuffle, psend, precv: ranks pass their arrays on to one another."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from jaxfabric import _compat
 from jaxfabric._groups import Axes, AxisName, Groups, Split, as_axes, communicator_size
+from jaxfabric._halves import done, start
 from jaxfabric._primitive import Collective, Context, Value, ir, lower_as_jax
 
 Pairs = tuple[tuple[int, int], ...]
@@ -162,3 +164,101 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:  # noqa: 
     if sorted(sources) != list(range(len(sources))):
         raise ValueError(f"`perm` does not represent a permutation: {perm}")
     return ppermute(x, axis_name, list(zip(sources, range(len(sources)), strict=True)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """What `psend` returns: an array under way, which `precv` alone may use."""
+
+    value: Any
+    axes: Axes = dataclasses.field(metadata={"static": True})
+    pairs: Pairs = dataclasses.field(metadata={"static": True})
+    key_impl: Any = dataclasses.field(metadata={"static": True})
+
+
+def psend(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:  # noqa: ANN401
+    """Begins to send arrays from rank to rank, as `jax.lax.psend` of JAX before 0.12.
+
+    `ppermute` in two parts: what the program has between this and `precv` runs meanwhile. Unlike
+    jax.lax's it runs on CPUs too, and can be batched. Neither has derivatives: use `ppermute`.
+
+    Args:
+        x: array, or pytree of arrays, of any shape and dtype.
+        axis_name: as in `ppermute`.
+        perm: as in `ppermute`; `[(2, 0)]` sends one array from rank 2 to rank 0.
+
+    Returns:
+        For each array what `precv` needs, in the same jitted function and no loop that this is not
+        in.
+
+    Raises:
+        NameError, TypeError, ValueError: as in `ppermute`.
+
+    Example:
+        >>> auto = jax.sharding.AxisType.Auto
+        >>> mesh = jax.make_mesh((4,), ("i",), axis_types=(auto,))
+        >>> def f(x):
+        ...     sent = jaxfabric.lax.psend(x, "i", [(2, 0)])
+        ...     y = 10 * x
+        ...     return y + jaxfabric.lax.precv(sent, jax.typeof(x), "i", [(2, 0)])
+        >>> f = jax.shard_map(f, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+        >>> jax.jit(f)(jnp.arange(1, 5))
+        Array([13, 20, 30, 40], dtype=int32)
+    """
+    axes = as_axes(axis_name)
+
+    def leaf(v: Value) -> Sent:
+        v = jnp.asarray(v)
+        pairs, impl = _checked(perm, communicator_size(axes, None)), None
+        if jax.dtypes.issubdtype(v.dtype, jax.dtypes.prng_key):
+            impl, v = jax.random.key_impl(v), jax.random.key_data(v)
+        if pairs:
+            return Sent(start("ppermute", v, axes, pairs=pairs), axes, pairs, impl)
+        return Sent(jnp.zeros_like(_compat.as_varying(v, axes)), axes, pairs, impl)
+
+    return jax.tree.map(leaf, x)
+
+
+def precv(
+    token: Sent,
+    out_shape: Any,  # noqa: ANN401
+    axis_name: AxisName,
+    perm: Sequence[tuple[int, int]],
+) -> jax.Array:
+    """Waits for what ranks send with `psend`, as `jax.lax.precv` of JAX before 0.12.
+
+    Args:
+        token: what `psend` returned for the array that this rank sends.
+        out_shape: `jax.ShapeDtypeStruct` or the like, equal to that array in shape and dtype.
+        axis_name: that of the `psend`.
+        perm: that of the `psend`.
+
+    Returns:
+        What the rank was sent, or zeros if it was sent nothing.
+
+    Raises:
+        TypeError: `token` is not what `psend` returned, or as in `ppermute`.
+        ValueError: the `psend` was of another shape, dtype, axis or `perm`.
+
+    Example:
+        >>> auto = jax.sharding.AxisType.Auto
+        >>> mesh = jax.make_mesh((4,), ("i",), axis_types=(auto,))
+        >>> def f(x):
+        ...     sent = jaxfabric.lax.psend(x, "i", [(0, 3)])
+        ...     return jaxfabric.lax.precv(sent, x, "i", [(0, 3)])
+        >>> f = jax.shard_map(f, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"))
+        >>> jax.jit(f)(jnp.arange(1, 5))
+        Array([0, 0, 0, 1], dtype=int32)
+    """
+    if not isinstance(token, Sent):
+        raise TypeError(f"precv needs what psend returned as `token`, got {type(token).__name__}")
+    axes = as_axes(axis_name)
+    if (axes, _checked(perm, communicator_size(axes, None))) != (token.axes, token.pairs):
+        raise ValueError(f"precv over {axis_name} with {perm=} gets the token of another psend")
+    y = done(token.value)
+    if token.key_impl is not None:
+        y = jax.random.wrap_key_data(y, impl=token.key_impl)
+    if (y.shape, y.dtype) != (tuple(out_shape.shape), out_shape.dtype):
+        raise ValueError(f"precv of {out_shape} gets the token of a psend of {jax.typeof(y)}")
+    return y

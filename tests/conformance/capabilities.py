@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from cases import (
     COMPLEX,
+    DERIVATIVES,
     GATHERS,
+    HALVES,
     MOVED_ONLY,
     PULLED_BACK,
     RAGGED,
     REDUCTIONS,
     SCATTERS,
-    STARTED,
     UNREDUCED,
 )
 from rules import Rule
@@ -41,9 +42,15 @@ CASTS = (
 
 FABRIC = (
     Rule(
-        "calls in two halves are jax.lax's alone: the switch runs them on the fabric",
-        lambda c: c.op in STARTED,
+        "calls in two halves, but psend and precv, are jax.lax's alone: the switch runs them on "
+        "the fabric",
+        lambda c: c.op in HALVES,
         (AttributeError,),
+    ),
+    Rule(
+        "psend and precv have no derivative (nor in jax.lax): ppermute has",
+        lambda c: c.op == "psend_precv" and c.transform in DERIVATIVES,
+        (NotImplementedError,),
     ),
     Rule(
         "vmap over the axis of the collective (nor has jax.lax)",

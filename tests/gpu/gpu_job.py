@@ -53,11 +53,16 @@ def array(rows):
     )
 
 
-def check(name, y, want):
+def check(name, y, want, tolerance=0.0):
     """`want`: of every rank."""
     for shard in y.addressable_shards:
         rank = (shard.index[0].start or 0) // shard.data.shape[0]
-        np.testing.assert_array_equal(np.asarray(shard.data), want[rank], f"{name}, rank {rank}")
+        got, what = np.asarray(shard.data), f"{name}, rank {rank}"
+        if tolerance:
+            got, exact = (np.asarray(v).astype(np.float32) for v in (got, want[rank]))
+            np.testing.assert_allclose(got, exact, tolerance, tolerance, err_msg=what)
+        else:
+            np.testing.assert_array_equal(got, want[rank], what)
 
 
 def dense(lax, count):
@@ -133,6 +138,44 @@ def transforms(lax):
         assert x.is_deleted()
 
 
+def norms():
+    """In rows that fit a kernel and others; new values, the same buffers."""
+    for dtype, tolerance in ((np.float32, 1e-5), (jnp.bfloat16, 2e-2)):
+        for count, width in ((3, 64), (700, 1024), (2, 30)):
+            weight = np.linspace(-1, 1, width).astype(dtype)
+            program = spread(
+                lambda x, residual, weight=weight: jaxfabric.lax.all_reduce_rms_norm(
+                    x, residual, weight, "i"
+                )
+            )
+            for seed in range(3):
+                x, residual = (
+                    (parts(count * width, seed + k) // 9).astype(dtype).reshape(n, count, width)
+                    for k in (0, 7)
+                )
+                normalised, y = program(array(x), array(residual))
+                new = x.astype(np.float32).sum(0).astype(dtype) + residual
+                check("the new residual", y, new)
+                wide = new.astype(np.float32)
+                scale = 1 / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6)
+                norm = wide * scale * weight.astype(np.float32)
+                check("the norm", normalised, norm, tolerance)
+
+
+def sends():
+    """From one rank to one, with work meanwhile."""
+    pair = [(n - 1, 0)]
+
+    def f(x):
+        sent = jaxfabric.lax.psend(x, "i", pair)
+        return 2 * x + jaxfabric.lax.precv(sent, jax.typeof(x), "i", pair)
+
+    rows = parts(1000, 11)
+    want = 2 * rows
+    want[0] += rows[n - 1]
+    check("psend", spread(f)(array(rows)), want)
+
+
 def halves():
     """Starts with work before their ends."""
 
@@ -157,6 +200,9 @@ for library, switch in ((jaxfabric.lax, contextlib.nullcontext()), (jax.lax, jax
         transforms(library)
         if library is jax.lax:
             halves()
+        else:
+            norms()
+            sends()
         print(library.__name__, flush=True)
 
 ran = jaxfabric.report()

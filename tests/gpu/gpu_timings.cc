@@ -185,6 +185,11 @@ Problem ProblemOf(OpKind kind, int ranks, size_t bytes) {
   if (problem.input_bytes() > bytes || problem.output_bytes() > bytes) {
     problem.count = std::max<size_t>(1, bytes / 4 / static_cast<size_t>(ranks));
   }
+  if (kind == OpKind::kAllReduceRmsNorm) {
+    // Rows of 16 KiB, as of a large model, or one of all that there is.
+    problem.count = std::max<size_t>(4, problem.count);
+    problem.row_elements = std::min<size_t>(4096, problem.count);
+  }
   if (kind == OpKind::kRaggedAllToAll) {
     problem.slices_each = 1;
     // All that there is room for.
@@ -211,6 +216,10 @@ std::string KernelOf(const Problem& problem, const device::ArenaShape& shape) {
     case OpKind::kReduceScatter:
       return device::PlanReduceScatter(shape, problem.dtype, problem.reduction, problem.row_bytes())
           .kernel;
+    case OpKind::kAllReduceRmsNorm:
+      return device::PlanAllReduceRmsNorm(
+                 shape, problem.dtype, problem.count / problem.row_elements, problem.row_elements)
+          ->kernel;
     case OpKind::kRaggedAllToAll:
       return "ragged_all_to_all_push";
     case OpKind::kBarrier:
@@ -237,9 +246,9 @@ void MeasureCalls(const Plan& plan, int ranks, Machine::Gpus gpus, const std::st
   GpuProcess& process = job.process();
   std::vector<Problem> problems;
   std::vector<CallPointer> calls;
-  for (const OpKind kind :
-       {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kAllToAll,
-        OpKind::kPermute, OpKind::kBroadcast, OpKind::kRaggedAllToAll, OpKind::kBarrier}) {
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kReduceScatter,
+                            OpKind::kAllToAll, OpKind::kPermute, OpKind::kBroadcast,
+                            OpKind::kRaggedAllToAll, OpKind::kBarrier, OpKind::kAllReduceRmsNorm}) {
     for (const size_t size : plan.sizes) {
       if (kind == OpKind::kBarrier && size != plan.sizes[0]) continue;
       problems.push_back(ProblemOf(kind, ranks, size));
@@ -248,7 +257,7 @@ void MeasureCalls(const Plan& plan, int ranks, Machine::Gpus gpus, const std::st
   }
   process.together = std::make_unique<std::barrier<>>(ranks);
   const std::string failed = OnThreads(ranks, [&](int local) {
-    GpuRank rank(process.machine->api(), local, 2 * plan.sizes.back() + kMiB);
+    GpuRank rank(process.machine->api(), local, 4 * plan.sizes.back() + kMiB);
     for (size_t i = 0; i < calls.size(); ++i) {
       const Problem& problem = problems[i];
       const auto execution = rank.Place(problem);
@@ -270,12 +279,15 @@ void MeasureCalls(const Plan& plan, int ranks, Machine::Gpus gpus, const std::st
         theirs = TimeOfReplay(process, rank, plan.CallsIn(bytes), plan.replays, launch);
       }
       if (local == 0) {
+        // The residuals are as large.
+        const uint64_t arrays = problem.kind == OpKind::kAllReduceRmsNorm ? 2 : 1;
         const auto communicator = job.domain().CommunicatorFor(0, process.shape.Ids(), 0, "timing");
         Must(communicator.status());
         figures.rows.push_back({std::string(OpKindName(problem.kind)),
                                 KernelOf(problem, (*communicator)->view().shape), ranks,
                                 gpus == Machine::Gpus::kOneEach ? ranks : 1, bytes,
-                                problem.input_bytes() + problem.output_bytes(), time, theirs});
+                                arrays * (problem.input_bytes() + problem.output_bytes()), time,
+                                theirs});
       }
       rank.Free(execution);
     }

@@ -204,11 +204,34 @@ def compiled(lowered):
     return {"calls": calls, "others": others, "lowered": sites}
 
 
+def norm(x, residual, weight):
+    return ours.all_reduce_rms_norm(x, residual, weight, "x")
+
+
+def norms(f, mesh):
+    """A program of `f`, a function like `norm`, with nothing that belongs to it not."""
+    f = jax.shard_map(f, mesh=mesh, in_specs=(X, X, P()), out_specs=X, check_vma=False)
+    shapes = ((512, 4096), X), ((512, 4096), X), ((4096,), P())
+    args = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        for shape, spec in shapes
+    )
+    return jax.jit(f).lower(*args)
+
+
+def norm_gradient(*args):
+    def loss(*args):
+        normalised, residual = norm(*args)
+        return (normalised.astype(np.float32) ** 2).sum() + residual.astype(np.float32).sum()
+
+    return jax.value_and_grad(loss)(*args)[1]
+
+
 def in_command_buffers(mesh, folder):
     """How many calls a program of small ones has, and how many of them XLA captures."""
 
     def captured(x):
-        return several(ours, x)
+        return norm(several(ours, x), x, x[0])
 
     f = jax.shard_map(captured, mesh=mesh, in_specs=X, out_specs=X, check_vma=False)
     x = jax.ShapeDtypeStruct((512, 512), np.float32, sharding=NamedSharding(mesh, X))
@@ -237,6 +260,8 @@ def main(folder):
     with jaxfabric.enabled():
         found["transformer"] = {"1x1x4": compiled(transformer_step(model))}
     found["transformer"]["own"] = compiled(transformer_step(model))
+    for name, f in (("norm", norm), ("gradient of norm", norm_gradient)):
+        found[name] = {"1x1x4": compiled(norms(f, line))}
     found["command buffers"] = in_command_buffers(line, folder)
     print(json.dumps(found))
 

@@ -42,7 +42,10 @@ WANTED = {
     "loop": ["all_reduce"],
     "several": ["all_reduce", "permute"] * 3,
     "independent": ["all_reduce"] * 5,
+    "norm": ["all_reduce_rms_norm"],
+    "gradient of norm": ["all_reduce_rms_norm", "all_reduce"],
 }
+OPERANDS = {"ragged_all_to_all": 6, "all_reduce_rms_norm": 3}
 COLLECTIVES = ("all-", "reduce-scatter", "ragged-", "collective-", "copy-")
 
 
@@ -81,7 +84,7 @@ def test_calls_are_there_in_order(found, name):
         for call in calls(program):
             assert call["by_position"] == "0"
             assert call["label"]
-            assert call["operands"] == (6 if name == "ragged_all_to_all" else 1)
+            assert call["operands"] == OPERANDS.get(call["target"], 1)
             # The fabric copies into memory of its own; what XLA has stays where it is.
             assert call["spaces"] == []
 
@@ -126,10 +129,14 @@ def test_a_transformer_step(found):
     assert ours["others"]["product"] == own["others"]["product"]
 
 
+def test_a_norm_is_the_call_alone(found):
+    assert found["norm"]["1x1x4"]["others"] == {}
+
+
 def test_small_calls_are_captured(found):
     """XLA makes a command buffer of five operations; the handlers say that it may."""
     buffers = found["command buffers"]
-    assert buffers["calls"] == 6
+    assert buffers["calls"] == 7
     assert buffers["captured"] == buffers["calls"]
 
 

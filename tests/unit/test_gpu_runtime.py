@@ -53,7 +53,7 @@ def core(monkeypatch):
 def usable(core):
     core.cuda_status = lambda: ""
     core.cuda_type_registrations = lambda: {"jaxfabric_gpu_type": {"type_id": "capsule"}}
-    core.end_gpu_compilation = lambda *_: None
+    core.begin_gpu_compilation, core.end_gpu_compilation = (lambda *_: None for _ in range(2))
     core.cuda_registrations = lambda: {"jaxfabric_gpu": {"execute": "capsule"}}
 
 
@@ -68,7 +68,7 @@ def test_gpus_are_ranks_by_the_number_that_cuda_has_for_them(core):
     assert core.calls == [
         *(("jaxfabric_type", "cpu"), ("jaxfabric_fake", "cpu")),
         *(("jaxfabric_gpu_type", "CUDA"), ("jaxfabric_gpu", "CUDA")),
-        core.end_gpu_compilation,
+        (core.begin_gpu_compilation, core.end_gpu_compilation),
     ]
     assert runtime.platforms() == ("cpu", "cuda")
 
@@ -144,8 +144,8 @@ def test_compilations_for_gpus_name_their_devices(monkeypatch):
 
     devices = types.SimpleNamespace(flat=[Device(6), Device(4)])
     told = []
-    for end_on_gpus in (None, lambda *a: told.append(a)):
+    for on_gpus in (None, (lambda: told.append("begun"), told.append)):
         monkeypatch.setattr(compiler, "compile_or_get_cached", lambda *_: "executable")
-        _compat.watch_compilations(lambda: 7, None, end_on_gpus)
+        _compat.watch_compilations(lambda: 7, None, on_gpus)
         assert compiler.compile_or_get_cached(Backend(), None, devices) == "executable"
-    assert told == [(7, [6, 4])]
+    assert told == ["begun", [6, 4]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import lax_model as model
 import numpy as np
 import pytest
@@ -139,52 +138,6 @@ def test_two_axes():
     # Another axis goes along.
     f = over(gather_matmul(2, "j"), (P(("i", "j")), P(None, "j")), P("i", "j"), shape)
     np.testing.assert_array_equal(jax.jit(f)(X, W), X @ W)
-
-
-def norm(x, residual, weight, epsilon=1e-5):
-    y = x.sum(0) + residual
-    return y / np.sqrt((y**2).mean(-1, keepdims=True) + epsilon) * weight, y
-
-
-def test_rms_norm():
-    x, residual, weight = numbers(4, 6, 16), numbers(6, 16), numbers(16)
-
-    def f(x, residual, weight):
-        return lax.all_reduce_rms_norm(x[0], residual, weight, "i", epsilon=1e-5)
-
-    fused = jax.jit(over(f, (P("i"), P(), P()), P()))
-    got, want = fused(x, residual, weight), norm(x, residual, weight)
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
-    np.testing.assert_array_equal(got[1], want[1])
-
-    def loss(f, *args):
-        normalised, y = f(*args)
-        return (normalised * numbers_for_loss).sum() + (y**2).sum()
-
-    def plain(x, residual, weight):
-        y = x.sum(0) + residual
-        return y * jax.lax.rsqrt((y**2).mean(-1, keepdims=True) + 1e-5) * weight, y
-
-    numbers_for_loss = numbers(6, 16)
-    arguments = (0, 1, 2)
-    got, want = (
-        jax.jit(jax.grad(lambda *a: loss(f, *a), arguments))(x, residual, weight)  # noqa: B023
-        for f in (fused, plain)
-    )
-    for ours, own in zip(got, want, strict=True):
-        np.testing.assert_allclose(ours, own, rtol=1e-5, atol=1e-5)
-    batched = over(jax.vmap(f, (1, 0, None)), (P("i"), P(), P()), P())(x, residual, weight)
-    np.testing.assert_allclose(batched[0], fused(x, residual, weight)[0], rtol=1e-6)
-
-
-def test_rms_norm_of_bfloat16():
-    x, residual = (numbers(4, 2, 16).astype(jnp.bfloat16) for _ in range(2))
-
-    def f(x, residual):
-        return lax.all_reduce_rms_norm(x[0], residual[0], np.ones(16), "i")
-
-    normalised, y = jax.jit(over(f, (P("i"), P("i")), P("i")))(x, residual)
-    assert (normalised.dtype, y.dtype) == (jnp.bfloat16, jnp.bfloat16)
 
 
 ERRORS = {

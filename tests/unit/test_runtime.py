@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import fake_core
 import jax
@@ -88,6 +89,29 @@ def test_shutdown_is_idempotent_and_allows_another_start(core):
     assert fake_core.FakeFabric.instances[0].shutdowns == 1
     jaxfabric.initialize(deadline=31)
     assert jaxfabric.status().config.deadline == 31
+
+
+def test_status_does_not_wait_for_a_shutdown(core, monkeypatch):
+    """Which waits for kernels of GPUs that may wait for a host callback that asks."""
+    jaxfabric.initialize()
+    ending, asked = threading.Event(), threading.Event()
+
+    def shut_down(fabric):
+        ending.set()
+        assert asked.wait(60)
+
+    monkeypatch.setattr(fake_core.FakeFabric, "shutdown", shut_down)
+    thread = threading.Thread(target=jaxfabric.shutdown)
+    thread.start()
+    assert ending.wait(60)
+    found = []
+    asker = threading.Thread(target=lambda: found.append(jaxfabric.status()), daemon=True)
+    asker.start()
+    asker.join(10)
+    meanwhile = [*found]
+    asked.set()
+    thread.join()
+    assert meanwhile == [runtime.Status(initialized=False)]
 
 
 def test_ensure_ready_starts_a_single_process_only(core, monkeypatch):

@@ -1,6 +1,7 @@
 #include "collective/call.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/hash.h"
 
@@ -24,6 +25,8 @@ std::string_view OpKindName(OpKind kind) {
       return "barrier";
     case OpKind::kRaggedAllToAll:
       return "ragged_all_to_all";
+    case OpKind::kAllReduceRmsNorm:
+      return "all_reduce_rms_norm";
   }
   return "unknown";
 }
@@ -36,7 +39,8 @@ uint64_t CallSpec::Hash() const {
       .Add(label);
   for (const auto& group : groups) hasher.Add(std::span<const int64_t>(group));
   hasher.Add(uint64_t{by_position}).Add(std::span<const int64_t>(pairs));
-  return hasher.Add(static_cast<uint64_t>(root)).Finish();
+  hasher.Add(static_cast<uint64_t>(root));
+  return hasher.Add(uint64_t{std::bit_cast<uint32_t>(epsilon)}).Finish();
 }
 
 Status CallSpec::Validate() const {

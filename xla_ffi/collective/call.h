@@ -20,6 +20,7 @@ enum class OpKind : uint32_t {
   kBroadcast,
   kBarrier,
   kRaggedAllToAll,
+  kAllReduceRmsNorm,  // on GPUs only
 };
 
 std::string_view OpKindName(OpKind kind);
@@ -34,6 +35,7 @@ struct CallSpec {
   bool by_position = false;
   std::vector<int64_t> pairs;  // permute: source, destination, source, destination, ...
   int64_t root = 0;            // broadcast
+  float epsilon = 0;           // all_reduce_rms_norm
 
   // Equal for calls with equal attributes, on every process.
   uint64_t Hash() const;
@@ -61,6 +63,15 @@ struct RaggedBuffers {
   const int64_t* recv_sizes = nullptr;      // the senders' send_sizes
 };
 
+// The arrays of an all_reduce_rms_norm beside the operand that is summed and the normalised result,
+// all of the same type: rows of `hidden` elements, and one row of weights.
+struct NormBuffers {
+  size_t hidden = 0;
+  const std::byte* residual = nullptr;
+  const std::byte* weight = nullptr;
+  std::byte* new_residual = nullptr;
+};
+
 // One execution's buffers. Sizes and type are those of the compiled program.
 struct Buffers {
   const std::byte* input = nullptr;
@@ -70,6 +81,7 @@ struct Buffers {
   DType dtype = DType::kInvalid;
   RaggedSizes ragged_sizes;
   RaggedBuffers ragged;
+  NormBuffers norm;
 };
 
 }  // namespace jaxfabric

@@ -104,11 +104,6 @@ void LaunchClock::Enter(int64_t run_id, uint64_t fabric_serial) {
   if (registry.shares()) registry.Claim(*executable, run_id, fabric_serial);
 }
 
-std::vector<int64_t> LaunchClock::Devices() {
-  std::lock_guard lock(mutex_);
-  return devices_differ_ ? std::vector<int64_t>() : devices_;
-}
-
 std::optional<int64_t> LaunchClock::OwnRunId(int64_t run_id) const {
   const SiteRegistry& registry = SiteRegistry::Get();
   const Executable* executable = registry.shares() ? ExecutableOf(run_id) : nullptr;
@@ -233,21 +228,6 @@ void SiteRegistry::EndCompilation(uint64_t begun, std::optional<std::string_view
     }
   }
   for (const auto& clock : clocks) clock->AddExecutable(executable);
-}
-
-void SiteRegistry::EndGpuCompilation(uint64_t begun, std::span<const int64_t> devices) {
-  std::lock_guard lock(mutex_);
-  --compilations_;
-  open_.reset();
-  for (const auto& weak : clocks_) {
-    const auto clock = weak.lock();
-    if (!clock || clock->number_ < begun) continue;
-    std::lock_guard clock_lock(clock->mutex_);
-    auto& known = clock->devices_;
-    if (known.empty()) known.assign(devices.begin(), devices.end());
-    clock->devices_differ_ |=
-        !std::equal(known.begin(), known.end(), devices.begin(), devices.end());
-  }
 }
 
 void SiteRegistry::CloseExecutable(const LaunchClock* clock) {

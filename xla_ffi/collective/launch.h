@@ -38,9 +38,6 @@ class LaunchClock {
   std::optional<uint32_t> FirstRunId(int64_t run_id, uint64_t fabric_serial) const;
   // A hash of the devices that it runs on, where they are known: 0 if they are all of this process.
   std::optional<uint32_t> DevicesOf(int64_t run_id) const;
-  // The devices of its executables in order, told by SiteRegistry::EndGpuCompilation; empty where
-  // nobody has told, or where several executables have others.
-  std::vector<int64_t> Devices();
 
   // The launch number of a run id in a group, or nothing while the base is not settled (then ask
   // again; the first call for a run id has counted it). Negative for a launch that came after a
@@ -80,8 +77,6 @@ class LaunchClock {
     bool settled;
   };
   std::mutex mutex_;
-  std::vector<int64_t> devices_;
-  bool devices_differ_ = false;
   uint64_t fabric_serial_ = 0;
   std::vector<Base> bases_;
   const uint64_t number_;  // no other clock or executable has it
@@ -173,8 +168,6 @@ class SiteRegistry {
   uint64_t BeginCompilation();
   void EndCompilation(uint64_t begun, std::optional<std::string_view> fingerprint,
                       std::span<const int64_t> devices);
-  // The same for an executable for GPUs, whose launches need no number.
-  void EndGpuCompilation(uint64_t begun, std::span<const int64_t> devices);
   // Where nobody told of the compilation: `clock` is complete, for one of its instances executes.
   void CloseExecutable(const LaunchClock* clock);
 

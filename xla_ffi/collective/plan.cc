@@ -70,6 +70,12 @@ Status CheckSizes(const CallSpec& spec, int size, const Buffers& buffers) {
              ragged.slices % n == 0;
       break;
     }
+    case OpKind::kAllReduceRmsNorm: {
+      const size_t row = buffers.norm.hidden * DTypeSize(buffers.dtype);
+      fits =
+          buffers.input_bytes == buffers.output_bytes && row > 0 && buffers.input_bytes % row == 0;
+      break;
+    }
     default:
       fits = buffers.input_bytes == buffers.output_bytes;
   }

@@ -4,11 +4,12 @@
 //   new_residual = all_reduce(x) + residual
 //   y = new_residual / sqrt(mean(new_residual ** 2) + epsilon) * weight, row by row
 //
-// In float32, from the sum of the ranks to the new residual with one rounding; y is made of the
-// rounded residual, as it would be in a kernel of its own. All ranks get the same bits.
+// The new residual has the bits of the two operations one by one: the sum of the ranks is rounded
+// as all_reduce rounds it, and every rank adds its own residual to it. y is made of that in float32
+// and rounded once. Where the ranks' residuals are equal they get the same bits.
 //
-// packets: every rank gets all of x and does all rows: one trip. two_shot: each rank makes the new
-// residual of some rows of every segment and sends it to the others; all normalise it.
+// packets: every rank gets all of x and does all rows: one trip. two_shot: each rank sums some of
+// every segment and sends it to the others; a segment may end within a row.
 #pragma once
 
 #include <cmath>
@@ -31,12 +32,15 @@ class RmsNorm {
 
   JF_DEVICE uint64_t RowBytes() const { return uint64_t{a_.hidden} * sizeof(Storage); }
 
-  // sum += the residual's elements `raw`.
-  template <class Raw>
-  static JF_DEVICE void AddResidual(const Raw& raw, float* sum) {
-    const auto element = std::bit_cast<ElementsOf<Storage, Raw>>(raw);
+  // Elements of the new residual from those of the sum and of the residual.
+  static JF_DEVICE uint64_t AddResidual(uint64_t sum, uint64_t residual) {
+    const auto one = std::bit_cast<Elements>(sum), other = std::bit_cast<Elements>(residual);
+    float values[Elements::kCount];
     JF_UNROLL
-    for (uint32_t k = 0; k < element.kCount; ++k) sum[k] = sum[k] + Codec::Load(element.value[k]);
+    for (uint32_t k = 0; k < Elements::kCount; ++k) {
+      values[k] = Codec::Load(one.value[k]) + Codec::Load(other.value[k]);
+    }
+    return StoreElements<Codec, uint64_t>(values);
   }
 
   // Makes y of a row of the new residual, which the block has written.
@@ -117,8 +121,7 @@ JF_DEVICE void all_reduce_rms_norm_packets_body(const RmsNormArguments& a) {
   }
   lane.AwaitWithoutSync();
   for (uint32_t i = hw::Thread(); i < words; i += hw::Threads()) {
-    float values[ElementsOf<typename Codec::Storage, uint64_t>::kCount] = {};
-    Accumulate<Codec, SumOp, uint64_t, Packet>(
+    const uint64_t total = Combine<Codec, SumOp, uint64_t, Packet>(
         lane.ranks(),
         [&](uint32_t source) {
           return source == lane.rank() ? MakePacket(input.Load(i), lane.flag())
@@ -126,10 +129,8 @@ JF_DEVICE void all_reduce_rms_norm_packets_body(const RmsNormArguments& a) {
         },
         [&](const Packet& seen, uint32_t source) {
           return PacketData(lane.AwaitPacket(lane.Packets(lane.rank(), source) + i, source, seen));
-        },
-        values);
-    norm.AddResidual(residual.Load(i), values);
-    sum.Store(i, StoreElements<Codec, uint64_t>(values));
+        });
+    sum.Store(i, norm.AddResidual(total, residual.Load(i)));
   }
   for (uint64_t row = rows.begin; row < rows.end; ++row) norm.Normalise(row);
   lane.End();
@@ -141,45 +142,35 @@ JF_DEVICE void all_reduce_rms_norm_two_shot_body(const RmsNormArguments& a) {
   JF_SHARED(typename RmsNorm<Codec>::Partial, partial);
   RmsNorm<Codec> norm(a, partial);
   const Slice rows(a.rows, hw::Block(), hw::Blocks(), 1);
-  const auto row_bytes = static_cast<uint32_t>(norm.RowBytes());
-  const uint32_t ranks = lane.ranks(), rows_at_once = a.communicator.shape.bulk_bytes / row_bytes;
-  const bool aligned = Misalignment(a.residual, a.residual, 16) == 0;
-  for (uint64_t at = rows.begin; at < rows.end; at += rows_at_once) {
-    const uint64_t rest = rows.end - at;
-    const auto segment = static_cast<uint32_t>(rest < rows_at_once ? rest : rows_at_once);
+  const uint64_t row_bytes = norm.RowBytes(), end = rows.end * row_bytes;
+  const uint32_t ranks = lane.ranks(), bulk_bytes = a.communicator.shape.bulk_bytes;
+  uint64_t row = rows.begin;  // the first whose y is still to be made
+  for (uint64_t at = rows.begin * row_bytes; at < end; at += bulk_bytes) {
+    const auto segment = static_cast<uint32_t>(end - at < bulk_bytes ? end - at : bulk_bytes);
     lane.Begin();
-    CopyBlock(lane.Bulk(lane.rank()), static_cast<const std::byte*>(a.input) + at * row_bytes,
-              segment * row_bytes);
+    CopyBlock(lane.Bulk(lane.rank()), static_cast<const std::byte*>(a.input) + at, segment);
     lane.Signal();
     lane.Await();
-    const Slice part(segment, lane.rank(), ranks, 1);
-    const auto own = static_cast<uint32_t>(part.begin) * row_bytes;
-    const auto bytes = static_cast<uint32_t>(part.size()) * row_bytes;
+    const Slice part(segment, lane.rank(), ranks, sizeof(Vector));
+    const auto own = static_cast<uint32_t>(part.begin), bytes = static_cast<uint32_t>(part.size());
     const uint32_t staged = lane.parity();
     lane.Begin();
     std::byte* combined = lane.Bulk(lane.rank()) + own;
-    const std::byte* residual = static_cast<const std::byte*>(a.residual) + at * row_bytes + own;
-    for (uint32_t i = hw::Thread(); i < bytes / sizeof(Vector); i += hw::Threads()) {
-      float values[ElementsOf<typename Codec::Storage, Vector>::kCount] = {};
-      Accumulate<Codec, SumOp, Vector, Vector>(
-          ranks,
-          [&](uint32_t rank) {
-            return reinterpret_cast<const Vector*>(lane.Bulk(rank, staged) + own)[i];
-          },
-          [](const Vector& value, uint32_t) { return value; }, values);
-      norm.AddResidual(LoadVector(residual, bytes, i * sizeof(Vector), aligned), values);
-      reinterpret_cast<Vector*>(combined)[i] = StoreElements<Codec, Vector>(values);
-    }
+    CombineBlock<Codec, SumOp>(
+        combined, ranks, [&](uint32_t rank) { return lane.Bulk(rank, staged) + own; }, bytes);
     // Whole vectors: each is sent by the thread that has made it.
     for (uint32_t step = 1; step < ranks; ++step) {
-      const uint32_t peer = (lane.rank() + step) % ranks;
-      CopyBlock(lane.Bulk(peer) + own, combined, bytes);
+      CopyBlock(lane.Bulk((lane.rank() + step) % ranks) + own, combined, bytes);
     }
     lane.Signal();
     lane.Await();
-    CopyBlock(static_cast<std::byte*>(a.new_residual) + at * row_bytes, lane.Bulk(lane.rank()),
-              segment * row_bytes);
-    for (uint32_t row = 0; row < segment; ++row) norm.Normalise(at + row);
+    const Words total(lane.Bulk(lane.rank()), segment);
+    const Words residual(static_cast<const std::byte*>(a.residual) + at, segment);
+    const Words sum(static_cast<const std::byte*>(a.new_residual) + at, segment);
+    for (uint32_t i = hw::Thread(); i < segment / 8; i += hw::Threads()) {
+      sum.Store(i, norm.AddResidual(total.Load(i), residual.Load(i)));
+    }
+    for (; (row + 1) * row_bytes <= at + segment; ++row) norm.Normalise(row);
   }
   lane.End();
 }

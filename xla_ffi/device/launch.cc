@@ -153,11 +153,11 @@ Result<Launch> PlanAllReduceRmsNorm(const ArenaShape& shape, DType dtype, uint64
                          ", but must be float32, float16 or bfloat16"));
   }
   const uint64_t size = DTypeSize(dtype);
-  if (hidden == 0 || hidden > shape.bulk_bytes / size || hidden * size % sizeof(Packet) != 0) {
+  if (hidden == 0 || hidden > UINT32_MAX || hidden * size % sizeof(Packet) != 0) {
     return Status(Code::kInvalidArgument,
                   StrCat("all_reduce_rms_norm: rows have ", hidden, " elements of ",
                          DTypeName(dtype), ", but must have a multiple of ", sizeof(Packet) / size,
-                         ", at least one and at most ", shape.bulk_bytes / size));
+                         ", at least one and at most ", UINT32_MAX));
   }
   const uint64_t row_bytes = hidden * size;
   // Whole rows in every lane, one each if there are lanes enough.

@@ -47,7 +47,7 @@ Result<Launch> PlanRaggedAllToAll(const ArenaShape& shape, DType metadata, uint3
                                   uint64_t input_bytes);
 
 // Rows of `hidden` elements of float32, float16 or bfloat16. kInvalidArgument for other types, and
-// for rows that are too long for a lane.
+// for rows that are no multiple of 16 bytes.
 Result<Launch> PlanAllReduceRmsNorm(const ArenaShape& shape, DType dtype, uint64_t rows,
                                     uint64_t hidden);
 

@@ -151,7 +151,7 @@ struct RmsNormArguments {
   uint32_t header;
   uint32_t hidden;       // elements of a row
   const void* input;     // [rows, hidden], of which the ranks' sum is meant
-  const void* residual;  // [rows, hidden], the same on all ranks
+  const void* residual;  // [rows, hidden]
   const void* weight;    // [hidden]
   void* output;          // [rows, hidden]
   void* new_residual;    // [rows, hidden]; may be the residual

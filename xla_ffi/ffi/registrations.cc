@@ -28,6 +28,7 @@ JF_DECLARE_CUDA_OP(Permute);
 JF_DECLARE_CUDA_OP(Broadcast);
 JF_DECLARE_CUDA_OP(Barrier);
 JF_DECLARE_CUDA_OP(RaggedAllToAll);
+JF_DECLARE_CUDA_OP(AllReduceRmsNorm);
 JF_DECLARE_CUDA_OP(AllReduceStart);
 JF_DECLARE_CUDA_OP(AllGatherStart);
 JF_DECLARE_CUDA_OP(ReduceScatterStart);
@@ -71,6 +72,7 @@ std::span<const Registration> CudaRegistrations() {
       JF_CUDA_ENTRY("broadcast", Broadcast),
       JF_CUDA_ENTRY("barrier", Barrier),
       JF_CUDA_ENTRY("ragged_all_to_all", RaggedAllToAll),
+      JF_CUDA_ENTRY("all_reduce_rms_norm", AllReduceRmsNorm),
       JF_CUDA_ENTRY("all_reduce_start", AllReduceStart),
       JF_CUDA_ENTRY("all_gather_start", AllGatherStart),
       JF_CUDA_ENTRY("reduce_scatter_start", ReduceScatterStart),

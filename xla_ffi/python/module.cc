@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "collective/call_site.h"
 #include "collective/fabric.h"
+#include "collective/gpu/compilation.h"
 #include "device/image.h"
 #include "drivers/cuda/api.h"
 #include "ffi/cuda_handler.h"
@@ -266,12 +267,12 @@ NB_MODULE(_ext, module) {
       nb::arg("begun"), nb::arg("fingerprint").none(), nb::arg("devices"),
       "It is complete; ids of its devices, in order, if some are other processes'.");
   module.def(
+      "begin_gpu_compilation", [] { GpuCompilations::Get().Begin(); },
+      "This thread makes an executable for GPUs, or loads it from the compilation cache.");
+  module.def(
       "end_gpu_compilation",
-      [](uint64_t begun, const std::vector<int64_t>& devices) {
-        SiteRegistry::Get().EndGpuCompilation(begun, devices);
-      },
-      nb::arg("begun"), nb::arg("devices"),
-      "The same for an executable for GPUs: ids of its devices, in order.");
+      [](const std::vector<int64_t>& devices) { GpuCompilations::Get().End(devices); },
+      nb::arg("devices"), "It is complete: ids of its devices, in order.");
   module.def("transports", &TransportReasons,
              "Transport name -> '', or why it cannot be used here.");
   module.def("network", &NetworkFor, nb::arg("net_interface"),

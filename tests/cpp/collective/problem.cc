@@ -1,10 +1,12 @@
 #include "collective/problem.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <tuple>
 
 #include "collective/hosts.h"
+#include "memory/codec.h"
 #include "memory/reduce.h"
 
 namespace jaxfabric::testing {
@@ -48,6 +50,20 @@ uint64_t Word(uint64_t seed, uint64_t index) {
   return x ^ (x >> 31);
 }
 
+constexpr float kEpsilon = 0.5f;
+
+// Calls use() with the codec of one of the types that have a norm.
+template <class Use>
+void WithFloats(DType dtype, Use use) {
+  if (dtype == DType::kFloat16) {
+    use(Float16Codec());
+  } else if (dtype == DType::kBfloat16) {
+    use(Bfloat16Codec());
+  } else {
+    use(PlainCodec<float>());
+  }
+}
+
 }  // namespace
 
 size_t Problem::row_bytes() const { return count * DTypeSize(dtype); }
@@ -75,6 +91,9 @@ std::vector<int64_t> Problem::Pairs() const {
 }
 
 Bytes Problem::Input(int position, int launch) const {
+  if (kind == OpKind::kAllReduceRmsNorm) {
+    return Integers(static_cast<uint64_t>(16 * launch + position), count);
+  }
   return Part(position, launch, 0, input_bytes());
 }
 
@@ -144,6 +163,8 @@ Bytes Problem::Output(int position, int launch) const {
       return part(position);
     case OpKind::kRaggedAllToAll:
       return RaggedOutput(position, launch);
+    case OpKind::kAllReduceRmsNorm:
+      return Normalised(position, launch);
   }
   return {};
 }
@@ -218,6 +239,63 @@ Bytes Problem::RaggedOutput(int position, int launch) const {
   return out;
 }
 
+Bytes Problem::Integers(uint64_t seed, size_t elements) const {
+  Bytes bytes;
+  WithFloats(dtype, [&]<class Codec>(Codec) {
+    for (size_t i = 0; i < elements; ++i) {
+      const auto value = static_cast<float>(static_cast<int>(Word(seed, i) % 9) - 4);
+      const typename Codec::Storage stored = Codec::Store(value);
+      const auto* begin = reinterpret_cast<const std::byte*>(&stored);
+      bytes.insert(bytes.end(), begin, begin + sizeof(stored));
+    }
+  });
+  return bytes;
+}
+
+Bytes Problem::Residual(int position, int launch) const {
+  return Integers(static_cast<uint64_t>(16 * launch + position + 5000), count);
+}
+
+Bytes Problem::Weight() const { return Integers(9000, row_elements); }
+
+Bytes Problem::NewResidual(int position, int launch) const {
+  std::vector<Bytes> parts;
+  std::vector<const void*> sources;
+  for (int rank = 0; rank < size; ++rank) parts.push_back(Input(rank, launch));
+  for (const Bytes& bytes : parts) sources.push_back(bytes.data());
+  Bytes sum(row_bytes()), out(row_bytes());
+  Reduce(dtype, ReduceOp::kSum, sum.data(), sources, count);
+  const Bytes residual = Residual(position, launch);
+  Reduce(dtype, ReduceOp::kSum, out.data(), std::vector<const void*>{sum.data(), residual.data()},
+         count);
+  return out;
+}
+
+Bytes Problem::Normalised(int position, int launch) const {
+  Bytes out = NewResidual(position, launch);
+  const Bytes weight = Weight();
+  WithFloats(dtype, [&]<class Codec>(Codec) {
+    using Storage = typename Codec::Storage;
+    const auto load = [](const Bytes& bytes, size_t i) {
+      Storage stored;
+      std::memcpy(&stored, bytes.data() + i * sizeof(Storage), sizeof(Storage));
+      return Codec::Load(stored);
+    };
+    for (size_t begin = 0; begin < count; begin += row_elements) {
+      float squares = 0;
+      for (size_t i = 0; i < row_elements; ++i) {
+        squares += load(out, begin + i) * load(out, begin + i);
+      }
+      const float scale = 1.0f / std::sqrt(squares / static_cast<float>(row_elements) + kEpsilon);
+      for (size_t i = 0; i < row_elements; ++i) {
+        const Storage stored = Codec::Store(load(out, begin + i) * scale * load(weight, i));
+        std::memcpy(out.data() + (begin + i) * sizeof(Storage), &stored, sizeof(Storage));
+      }
+    }
+  });
+  return out;
+}
+
 CallSpec Problem::Spec(const std::vector<int64_t>& ids, uint64_t site) const {
   CallSpec spec;
   spec.kind = kind;
@@ -228,6 +306,7 @@ CallSpec Problem::Spec(const std::vector<int64_t>& ids, uint64_t site) const {
   spec.groups = {ids};
   spec.pairs = Pairs();
   spec.root = root;
+  if (kind == OpKind::kAllReduceRmsNorm) spec.epsilon = kEpsilon;
   return spec;
 }
 

@@ -154,7 +154,8 @@ void Op::Consume(size_t offset, size_t bytes) {
       }
       return;
     case OpKind::kBarrier:
-    case OpKind::kRaggedAllToAll:  // has steps of its own
+    case OpKind::kRaggedAllToAll:    // has steps of its own
+    case OpKind::kAllReduceRmsNorm:  // runs on GPUs only
       return;
   }
 }

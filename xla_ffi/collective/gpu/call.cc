@@ -38,14 +38,16 @@ bool Reduces(OpKind kind) { return kind == OpKind::kAllReduce || kind == OpKind:
 GpuCall::GpuCall(CallSpec spec, Slot slot)
     : spec_(std::move(spec)),
       slot_(slot),
-      instance_(SiteRegistry::Get().Add(spec_.Hash())),
+      devices_(GpuCompilations::Get().Current()),
       header_(Fold(spec_.Hash())) {}
 
 Status GpuCall::Prepare(int ordinal, const Buffers& buffers) {
-  return BindingFor(ordinal, buffers).status();
+  std::shared_ptr<Fabric> fabric;
+  return BindingFor(ordinal, buffers, fabric).status();
 }
 
-Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffers) {
+Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffers,
+                                              std::shared_ptr<Fabric>& fabric) {
   if (ordinal < 0 || static_cast<size_t>(ordinal) >= kMaxOrdinals) {
     return Status(Code::kInvalidArgument,
                   StrCat(spec_.label, ": GPU ", ordinal, " is not one of the ", kMaxOrdinals,
@@ -53,9 +55,13 @@ Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffer
   }
   // Acquire: pairs with the release below, so the binding is complete.
   Binding* binding = bindings_[ordinal].load(std::memory_order_acquire);
-  if (binding != nullptr && IsCurrentFabric(binding->fabric.get())) return binding;
+  if (binding != nullptr && IsCurrentFabric(binding->raw)) {
+    fabric = binding->fabric.lock();
+    // A new one may lie where another has been.
+    if (fabric) return binding;
+  }
 
-  std::shared_ptr<Fabric> fabric = CurrentFabric();
+  fabric = CurrentFabric();
   if (!fabric) {
     return Status(Code::kFailedPrecondition,
                   StrCat(spec_.label,
@@ -71,7 +77,7 @@ Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffer
     return Status(Code::kInternal, StrCat(spec_.label, ": GPU ", ordinal,
                                           " was not there when the fabric was initialized"));
   }
-  auto bound = Bind(std::move(fabric), local, buffers);
+  auto bound = Bind(fabric, local, buffers);
   if (!bound.ok()) return bound.status();
   std::lock_guard lock(mutex_);
   owned_.push_back(*std::move(bound));
@@ -83,7 +89,7 @@ Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffer
 Result<std::vector<int64_t>> GpuCall::GroupOf(int64_t rank) const {
   std::vector<int64_t> devices;
   if (spec_.by_position) {
-    devices = instance_.clock->Devices();
+    if (devices_) devices = devices_->Get();
     if (devices.empty()) {
       return Status(Code::kFailedPrecondition,
                     StrCat(spec_.label,
@@ -109,8 +115,8 @@ Result<std::vector<int64_t>> GpuCall::GroupOf(int64_t rank) const {
                 StrCat(spec_.label, ": device ", rank, " is in none of the call's groups"));
 }
 
-Result<std::unique_ptr<GpuCall::Binding>> GpuCall::Bind(std::shared_ptr<Fabric> fabric, int local,
-                                                        const Buffers& buffers) {
+Result<std::unique_ptr<GpuCall::Binding>> GpuCall::Bind(const std::shared_ptr<Fabric>& fabric,
+                                                        int local, const Buffers& buffers) {
   GpuDomain& domain = *fabric->gpus();
   JF_ASSIGN_OR_RETURN(const std::vector<int64_t> ranks, GroupOf(domain.rank(local)));
   JF_RETURN_IF_ERROR(CheckSizes(spec_, static_cast<int>(ranks.size()), buffers));
@@ -119,9 +125,11 @@ Result<std::unique_ptr<GpuCall::Binding>> GpuCall::Bind(std::shared_ptr<Fabric> 
   auto binding = std::make_unique<Binding>();
   binding->local = local;
   binding->domain = &domain;
-  JF_ASSIGN_OR_RETURN(binding->communicator,
+  JF_ASSIGN_OR_RETURN(const std::shared_ptr<GpuCommunicator> communicator,
                       domain.CommunicatorFor(local, ranks, static_cast<uint32_t>(slot_), call));
-  binding->fabric = std::move(fabric);
+  binding->communicator = communicator.get();
+  binding->fabric = fabric;
+  binding->raw = fabric.get();
   JF_RETURN_IF_ERROR(PlanLaunch(*binding, ranks, buffers));
   return binding;
 }
@@ -135,6 +143,12 @@ Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
     const DType metadata = sizes.index_bytes == 4 ? DType::kInt32 : DType::kInt64;
     const auto slices = static_cast<uint32_t>(sizes.slices / ranks.size());
     auto planned = device::PlanRaggedAllToAll(shape, metadata, slices, buffers.input_bytes);
+    if (!planned.ok()) return planned.status().WithContext(spec_.label);
+    launch = *std::move(planned);
+  } else if (spec_.kind == OpKind::kAllReduceRmsNorm) {
+    const uint64_t hidden = buffers.norm.hidden;
+    binding.amount = buffers.input_bytes / (hidden * DTypeSize(buffers.dtype));
+    auto planned = device::PlanAllReduceRmsNorm(shape, buffers.dtype, binding.amount, hidden);
     if (!planned.ok()) return planned.status().WithContext(spec_.label);
     launch = *std::move(planned);
   } else if (Reduces(spec_.kind)) {
@@ -165,18 +179,32 @@ Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
   return OkStatus();
 }
 
+Status GpuCall::KeepIfCaptured(Binding& binding, cuda::CUstream stream,
+                               const std::shared_ptr<Fabric>& fabric) {
+  // Relaxed: only this thread, that of the device, writes it, and nobody reads what it stands for.
+  if (binding.captured.load(std::memory_order_relaxed)) return OkStatus();
+  cuda::CUstreamCaptureStatus capturing{};
+  JF_RETURN_IF_ERROR(JF_CUDA_CALL(binding.domain->api(), cuStreamIsCapturing, stream, &capturing));
+  if (capturing == cuda::CU_STREAM_CAPTURE_STATUS_NONE) return OkStatus();
+  if (!binding.captured.exchange(true, std::memory_order_relaxed)) binding.kept = fabric;
+  return OkStatus();
+}
+
 Status GpuCall::Launch(int ordinal, cuda::CUstream stream, const Buffers& buffers) {
-  JF_ASSIGN_OR_RETURN(Binding* const binding, BindingFor(ordinal, buffers));
+  std::shared_ptr<Fabric> fabric;
+  JF_ASSIGN_OR_RETURN(Binding* const binding, BindingFor(ordinal, buffers, fabric));
   const cuda::ScopedContext current(binding->domain->api(),
                                     binding->domain->gpu(binding->local).context());
   JF_RETURN_IF_ERROR(current.status());
-  Status launched = LaunchBound(*binding, stream, buffers);
+  Status launched = KeepIfCaptured(*binding, stream, fabric);
+  if (launched.ok()) launched = LaunchBound(*binding, stream, buffers);
   // The other ranks' kernels wait for this one.
   return launched.ok() ? launched : binding->domain->Fail(std::move(launched));
 }
 
 Status GpuCall::Start(int ordinal, cuda::CUstream stream, const Buffers& buffers) {
-  JF_ASSIGN_OR_RETURN(Binding* const binding, BindingFor(ordinal, buffers));
+  std::shared_ptr<Fabric> fabric;
+  JF_ASSIGN_OR_RETURN(Binding* const binding, BindingFor(ordinal, buffers, fabric));
   const auto launch = [&](cuda::CUstream side) { return LaunchBound(*binding, side, buffers); };
   Status started = binding->domain->StartBeside(binding->local, stream, spec_.site, launch);
   return started.ok() ? started : binding->domain->Fail(std::move(started));
@@ -184,6 +212,7 @@ Status GpuCall::Start(int ordinal, cuda::CUstream stream, const Buffers& buffers
 
 Status GpuCall::LaunchBound(const Binding& binding, cuda::CUstream stream, const Buffers& buffers) {
   GpuDomain& domain = *binding.domain;
+  const GpuDomain::Launching launching(domain);
   if (domain.failed()) return domain.failure();
   const cuda::Api& api = domain.api();
   JF_RETURN_IF_ERROR(binding.communicator->Follow(api, stream));
@@ -215,6 +244,20 @@ Status GpuCall::LaunchBound(const Binding& binding, cuda::CUstream stream, const
                                       sizes.row_bytes,
                                       sizes.input_rows,
                                       sizes.output_rows};
+    return launch(arguments);
+  }
+  if (spec_.kind == OpKind::kAllReduceRmsNorm) {
+    const NormBuffers& norm = buffers.norm;
+    device::RmsNormArguments arguments{binding.communicator->view(),
+                                       header_,
+                                       static_cast<uint32_t>(norm.hidden),
+                                       buffers.input,
+                                       norm.residual,
+                                       norm.weight,
+                                       buffers.output,
+                                       norm.new_residual,
+                                       binding.amount,
+                                       spec_.epsilon};
     return launch(arguments);
   }
   device::MoveArguments arguments{binding.communicator->view(),

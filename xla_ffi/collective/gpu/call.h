@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "collective/call.h"
+#include "collective/gpu/compilation.h"
 #include "collective/gpu/domain.h"
-#include "collective/launch.h"
 
 namespace jaxfabric {
 
@@ -45,20 +45,28 @@ class GpuCall {
  private:
   // What a launch on one GPU needs beside the buffers.
   struct Binding {
-    std::shared_ptr<Fabric> fabric;  // keeps the domain
+    std::weak_ptr<Fabric> fabric;  // has the domain
+    const Fabric* raw = nullptr;   // the same, to compare only
+    // The same once a launch has been captured: a graph of the executable may launch the kernel
+    // again without a word, so what that uses stays as long as the call.
+    std::atomic<bool> captured{false};
+    std::shared_ptr<Fabric> kept;  // written by who sets `captured`
     GpuDomain* domain = nullptr;
     int local = -1;
-    std::shared_ptr<GpuCommunicator> communicator;
+    GpuCommunicator* communicator = nullptr;  // the domain's, as long as that is there
     cuda::CUfunction function = nullptr;
     uint32_t blocks = 1;
-    uint64_t amount = 0;  // elements or bytes, as the kernel counts
+    uint64_t amount = 0;  // elements, bytes or rows, as the kernel counts
     uint32_t root = 0;
     int32_t target = -1, source = -1;
   };
 
+  static Status KeepIfCaptured(Binding& binding, cuda::CUstream stream,
+                               const std::shared_ptr<Fabric>& fabric);
   Status LaunchBound(const Binding& binding, cuda::CUstream stream, const Buffers& buffers);
-  Result<Binding*> BindingFor(int ordinal, const Buffers& buffers);
-  Result<std::unique_ptr<Binding>> Bind(std::shared_ptr<Fabric> fabric, int local,
+  // Of the current fabric, which `fabric` keeps while the binding is used.
+  Result<Binding*> BindingFor(int ordinal, const Buffers& buffers, std::shared_ptr<Fabric>& fabric);
+  Result<std::unique_ptr<Binding>> Bind(const std::shared_ptr<Fabric>& fabric, int local,
                                         const Buffers& buffers);
   // The group of this rank as ranks, and its position in it.
   Result<std::vector<int64_t>> GroupOf(int64_t rank) const;
@@ -67,7 +75,7 @@ class GpuCall {
   static constexpr size_t kMaxOrdinals = 64;
   const CallSpec spec_;
   const Slot slot_;
-  const SiteRegistry::Instance instance_;
+  const std::shared_ptr<const ExecutableDevices> devices_;
   const uint32_t header_;
   std::mutex mutex_;  // guards owned_ and the making of bindings
   std::vector<std::unique_ptr<Binding>> owned_;

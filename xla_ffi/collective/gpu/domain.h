@@ -114,8 +114,21 @@ class GpuDomain {
   Status Fail(Status status);
   // OK while healthy.
   Status failure() const;
-  // Acquire: pairs with Abort(), so failure() is set.
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  // Pairs with Abort(), so failure() is set. Sequentially consistent: see Launching.
+  bool failed() const { return failed_.load(std::memory_order_seq_cst); }
+  // Around a launch. Whoever has not seen failed() in it has launched when Stop() looks for kernels
+  // in flight: either that sees the count, or this sees the flag.
+  class Launching {
+   public:
+    explicit Launching(GpuDomain& domain) : domain_(domain) {
+      domain_.launching_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    // Release: the launch comes before.
+    ~Launching() { domain_.launching_.fetch_sub(1, std::memory_order_release); }
+
+   private:
+    GpuDomain& domain_;
+  };
   void NoteLaunch(int local, uint32_t header) {
     // Relaxed: for messages only.
     gpus_[static_cast<size_t>(local)].last_header.store(header, std::memory_order_relaxed);
@@ -198,6 +211,7 @@ class GpuDomain {
   uint64_t next_question_ = 0;
   Status failure_;
   std::atomic<bool> failed_{false};
+  std::atomic<int> launching_{0};
   int reporting_ = 0;  // threads in ReportFaults()
   Clock::time_point abort_at_ = Clock::time_point::max();
   bool stopping_ = false;

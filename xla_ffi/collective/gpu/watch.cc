@@ -41,11 +41,12 @@ void GpuDomain::Stop() {
     healthy = failure_.ok();
     if (healthy) failure_ = Status(Code::kCancelled, "jaxfabric was shut down");
     abandoned_ = !healthy;
-    // Release: as in Abort().
-    failed_.store(true, std::memory_order_release);
+    // Sequentially consistent with Launching.
+    failed_.store(true, std::memory_order_seq_cst);
     abort_at_ = Clock::now() + kStopPatience;
   }
   changed_.notify_all();  // who waits in a set-up
+  while (healthy && launching_.load(std::memory_order_seq_cst) > 0) std::this_thread::yield();
   for (const Local& local : gpus_) {
     // After a failure our kernels have been ended, and others may wait for a process that died.
     if (!healthy) break;

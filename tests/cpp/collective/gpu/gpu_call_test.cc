@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
 #include <numeric>
+#include <thread>
 
-#include "collective/call_site.h"
+#include "collective/gpu/compilation.h"
 #include "collective/gpu/gpu_ranks.h"
 
 namespace jaxfabric::testing {
@@ -89,16 +91,94 @@ TEST(GpuCall, PositionsAreLookedUpInTheDevicesOfTheExecutable) {
                      const Problem problem = GpuProblems(2)[1];
                      CallSpec spec = problem.Spec({0, 1}, 3);
                      spec.by_position = true;
-                     const uint64_t begun = SiteRegistry::Get().BeginCompilation();
+                     GpuCompilations::Get().Begin();
                      GpuCall call(spec, GpuCall::Slot::kInOrder);
                      // The mesh runs the other way round.
                      const std::vector<int64_t> devices = {2048, 0};
-                     SiteRegistry::Get().EndGpuCompilation(begun, devices);
+                     GpuCompilations::Get().End(devices);
                      return process.OnEveryGpu([&](GpuRank& rank, int position) {
                        return RunOnGpu(call, rank, problem, 1 - position, 5);
                      });
                    }),
             "");
+}
+
+// Each compiles for a mesh of its own, and makes its calls while the other does.
+TEST(GpuCall, ThreadsMayCompileAtOnce) {
+  const Shape shape{1, 2};
+  EXPECT_EQ(OnGpus(shape,
+                   [&](GpuProcess& process) {
+                     const Problem problem = GpuProblems(2)[1];
+                     std::barrier<> together(2);
+                     CallPointer calls[2];
+                     const std::string failed = OnThreads(2, [&](int thread) {
+                       CallSpec spec = problem.Spec({0, 1}, 3);
+                       spec.by_position = true;
+                       GpuCompilations::Get().Begin();
+                       together.arrive_and_wait();
+                       calls[thread] = std::make_unique<GpuCall>(spec, GpuCall::Slot::kInOrder);
+                       together.arrive_and_wait();
+                       const std::vector<int64_t> devices = {thread, 1 - thread};
+                       GpuCompilations::Get().End(devices);
+                       return std::string();
+                     });
+                     return failed + process.OnEveryGpu([&](GpuRank& rank, int position) {
+                       return RunOnGpu(*calls[0], rank, problem, position, 5) +
+                              RunOnGpu(*calls[1], rank, problem, 1 - position, 5);
+                     });
+                   }),
+            "");
+}
+
+TEST(GpuCompilation, OfAnotherThreadIsKnownIfItIsTheOnlyOne) {
+  GpuCompilations compilations;
+  EXPECT_EQ(compilations.Current(), nullptr);
+  compilations.Begin();
+  const auto own = compilations.Current();
+  std::shared_ptr<const ExecutableDevices> alone, beside;
+  std::thread([&] {
+    alone = compilations.Current();
+    compilations.Begin();
+    beside = compilations.Current();
+    std::thread([&] { EXPECT_EQ(compilations.Current(), nullptr); }).join();
+    compilations.End(std::vector<int64_t>{5});
+  }).join();
+  EXPECT_EQ(alone, own);
+  EXPECT_NE(beside, own);
+  EXPECT_EQ(compilations.Current(), own);
+  compilations.End(std::vector<int64_t>{4, 2});
+  EXPECT_EQ(own->Get(), (std::vector<int64_t>{4, 2}));
+  EXPECT_EQ(beside->Get(), std::vector<int64_t>{5});
+  EXPECT_EQ(compilations.Current(), nullptr);
+}
+
+// The memory of a fabric ends with it, unless a graph may still use it.
+TEST(GpuCall, KeepsAFabricOnlyForGraphs) {
+  const Shape shape{1, 2};
+  const auto body = [&](GpuProcess& process) {
+    const Problem problem = GpuProblems(2)[0];
+    const CallPointer call = MakeCall(problem, shape.Ids(), 7);
+    const long owners = process.fabric.use_count();
+    std::string failed = process.OnEveryGpu(
+        [&](GpuRank& rank, int position) { return RunOnGpu(*call, rank, problem, position, 0); });
+    if (process.fabric.use_count() != owners) failed += "a launch keeps the fabric";
+    failed += process.OnEveryGpu([&](GpuRank& rank, int position) {
+      const cuda::Api& api = rank.api();
+      const auto execution = rank.Make(problem, position, 0);
+      const cuda::ScopedContext current(api, rank.context());
+      cuda::CUgraph graph{};
+      std::string wrong;
+      wrong += Text(cuda::ToStatus(
+          api, api.cuStreamBeginCapture(rank.stream(), cuda::CU_STREAM_CAPTURE_MODE_RELAXED),
+          "begin"));
+      wrong += Text(call->Launch(rank.ordinal(), rank.stream(), execution.buffers));
+      wrong += Text(cuda::ToStatus(api, api.cuStreamEndCapture(rank.stream(), &graph), "end"));
+      wrong += Text(cuda::ToStatus(api, api.cuGraphDestroy(graph), "destroy"));
+      return wrong;
+    });
+    return failed + (process.fabric.use_count() == owners + 2 ? "" : "a capture keeps no fabric");
+  };
+  EXPECT_EQ(OnGpus(shape, body), "");
 }
 
 TEST(GpuCall, UnknownPositionsAreAnError) {

@@ -66,10 +66,10 @@ Machine::Machine(Shape shape, int process, Gpus gpus) : shape_(shape), process_(
   config.seed += static_cast<uint64_t>(process);
   driver_ = std::make_unique<cuda::FakeDriver>(std::move(config));
   api_ = &driver_->api();
-  for (auto list :
-       {device::AllGatherKernels(), device::AllReduceKernels(), device::AllToAllKernels(),
-        device::BarrierKernels(), device::BroadcastKernels(), device::PermuteKernels(),
-        device::RaggedAllToAllKernels(), device::ReduceScatterKernels()}) {
+  for (auto list : {device::AllGatherKernels(), device::AllReduceKernels(),
+                    device::AllReduceRmsNormKernels(), device::AllToAllKernels(),
+                    device::BarrierKernels(), device::BroadcastKernels(), device::PermuteKernels(),
+                    device::RaggedAllToAllKernels(), device::ReduceScatterKernels()}) {
     for (const auto& kernel : list) {
       driver_->AddKernel(kernel.name, kernel.body, kernel.argument_bytes);
     }
@@ -146,6 +146,15 @@ GpuRank::Execution GpuRank::Place(const Problem& problem, size_t offset, bool in
     };
     buffers.ragged = {buffers.output, array(0), array(1), array(2), array(3)};
   }
+  if (problem.kind == OpKind::kAllReduceRmsNorm) {
+    execution.new_residual = Take(problem.output_bytes() + offset) + offset;
+    execution.residual =
+        in_place ? execution.new_residual : Take(problem.output_bytes() + offset) + offset;
+    execution.weight = Take(problem.Weight().size());
+    buffers.norm = {problem.row_elements, reinterpret_cast<const std::byte*>(execution.residual),
+                    reinterpret_cast<const std::byte*>(execution.weight),
+                    reinterpret_cast<std::byte*>(execution.new_residual)};
+  }
   return execution;
 }
 
@@ -156,10 +165,17 @@ void GpuRank::Fill(const Execution& execution, const Problem& problem, int posit
     before = problem.Initial(position, data);
     FillSlices(execution, problem, position, data);
   }
+  const auto put = [&](cuda::CUdeviceptr to, const Bytes& bytes) {
+    JF_CHECK(api_.cuMemcpyHtoD(to, bytes.data(), bytes.size()) == cuda::CUDA_SUCCESS);
+  };
+  if (problem.kind == OpKind::kAllReduceRmsNorm) {
+    put(execution.new_residual, before);
+    put(execution.residual, problem.Residual(position, data));
+    put(execution.weight, problem.Weight());
+  }
   // In place, the input is what counts.
-  const Bytes input = problem.Input(position, data);
-  JF_CHECK(api_.cuMemcpyHtoD(execution.output, before.data(), before.size()) == cuda::CUDA_SUCCESS);
-  JF_CHECK(api_.cuMemcpyHtoD(execution.input, input.data(), input.size()) == cuda::CUDA_SUCCESS);
+  put(execution.output, before);
+  put(execution.input, problem.Input(position, data));
 }
 
 void GpuRank::FillSlices(const Execution& execution, const Problem& problem, int position,
@@ -178,11 +194,18 @@ void GpuRank::FillSlices(const Execution& execution, const Problem& problem, int
 std::string GpuRank::Check(const Execution& execution, const Problem& problem, int position,
                            int data) {
   const cuda::ScopedContext current(api_, context());
-  Bytes output(problem.output_bytes());
-  const std::string copied =
-      Text(api_, api_.cuMemcpyDtoH(output.data(), execution.output, output.size()), "copy");
-  if (!copied.empty()) return copied;
-  if (output == problem.Output(position, data)) return "";
+  std::string failed;
+  const auto is = [&](cuda::CUdeviceptr at, const Bytes& wanted) {
+    Bytes found(wanted.size());
+    failed = Text(api_, api_.cuMemcpyDtoH(found.data(), at, found.size()), "copy");
+    return found == wanted;
+  };
+  if (is(execution.output, problem.Output(position, data)) &&
+      (execution.new_residual == 0 ||
+       is(execution.new_residual, problem.NewResidual(position, data)))) {
+    return "";
+  }
+  if (!failed.empty()) return failed;
   return StrCat("wrong result: ", problem.Describe(), ", rank ", position, ", data ", data);
 }
 
@@ -204,8 +227,27 @@ std::string RunOnGpu(GpuCall& call, GpuRank& rank, const Problem& problem, int p
   return failed;
 }
 
+std::vector<Problem> NormProblems(int ranks) {
+  std::vector<Problem> problems;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBfloat16}) {
+    for (const auto [rows, hidden] : {std::pair(3, 16), std::pair(37, 1032), std::pair(2, 20008)}) {
+      Problem problem{OpKind::kAllReduceRmsNorm,
+                      dtype,
+                      static_cast<size_t>(rows * hidden),
+                      ranks,
+                      ReduceOp::kSum,
+                      {},
+                      0};
+      problem.row_elements = static_cast<size_t>(hidden);
+      problems.push_back(problem);
+    }
+  }
+  return problems;
+}
+
 std::vector<Problem> GpuProblems(int ranks) {
   std::vector<Problem> problems = EveryKind(ranks, 5);
+  problems.push_back(NormProblems(ranks)[0]);
   for (const Problem& large : EveryKind(ranks, 30000)) problems.push_back(large);
   return problems;
 }

@@ -54,6 +54,7 @@ class GpuRank {
   // Memory for one execution of `problem`, filled with the inputs of `data`.
   struct Execution {
     cuda::CUdeviceptr input = 0, output = 0, slices = 0;
+    cuda::CUdeviceptr residual = 0, weight = 0, new_residual = 0;
     Buffers buffers;
   };
   // `offset`: of input and output, from an address that is a multiple of 256. In place, which needs
@@ -86,6 +87,9 @@ class GpuRank {
 // Launches `call` once on a rank and checks the result.
 std::string RunOnGpu(GpuCall& call, GpuRank& rank, const Problem& problem, int position, int data);
 
+// Problems of all_reduce_rms_norm in all its types, for either kernel, and rows longer than an
+// area.
+std::vector<Problem> NormProblems(int ranks);
 // Problems of every op, small and large.
 std::vector<Problem> GpuProblems(int ranks);
 

@@ -99,6 +99,15 @@ TEST_P(GpuValues, OddSizesAndAddresses) {
   Run(cases);
 }
 
+TEST_P(GpuValues, RmsNorm) {
+  std::vector<Case> cases;
+  for (const Problem& problem : NormProblems(GetParam().size())) {
+    cases.push_back({problem});
+    cases.push_back({problem, 4, true});
+  }
+  Run(cases);
+}
+
 TEST_P(GpuValues, InPlace) {
   std::vector<Case> cases;
   for (const size_t count : {5, 30000}) {
