@@ -315,13 +315,11 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 def _nodes(options: argparse.Namespace) -> Any:  # noqa: ANN401
     """The options that say which host this is, or the variables of their names."""
     from jaxfabric import launch
+    from jaxfabric.config import run_variable
 
     def given(option: str) -> tuple[str, str | None]:
-        variable = "JAXFABRIC_RUN_" + option.upper().replace("-", "_")
         value = getattr(options, option.replace("-", "_"))
-        if value is not None:
-            return f"--{option}", value
-        return variable, os.environ.get(variable)
+        return run_variable(option) if value is None else (f"--{option}", value)
 
     def whole(option: str) -> int | None:
         source, value = given(option)

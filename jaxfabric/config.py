@@ -321,6 +321,14 @@ LAUNCHER_VARIABLES = (
 )
 # For `jaxfabric run` itself, where its options are not given. Not passed on.
 RUN_VARIABLES = ("JAXFABRIC_RUN_NNODES", "JAXFABRIC_RUN_NODE_RANK", "JAXFABRIC_RUN_COORDINATOR")
+
+
+def run_variable(option: str) -> tuple[str, str | None]:
+    """The name of the one of RUN_VARIABLES that stands in for an option, and its value."""
+    variable = f"{_PREFIX}RUN_{option.upper().replace('-', '_')}"
+    return variable, os.environ.get(variable)
+
+
 _BUILD_VARIABLES = ("JAXFABRIC_CUDA",)  # of pyproject.toml; may stay set
 
 

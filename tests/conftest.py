@@ -30,8 +30,17 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def lab():
-    """Hosts and a switch, see netns.py; without what they need the test is skipped."""
+    """A switch for hosts of the test's own, see netns.py; skips without what that needs."""
     if reason := netns.unavailable():
         pytest.skip(reason)
     with netns.Lab() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """Two hosts for all tests of a module, each of which leaves them as they were."""
+    if reason := netns.unavailable():
+        pytest.skip(reason)
+    with netns.Lab() as made:
+        yield made.host("hosta", shm="64m"), made.host("hostb", shm="absent")

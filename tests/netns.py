@@ -22,6 +22,8 @@ import subprocess
 import sys
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "netns_process.py")
+# Users often do not have the last two in their path.
+_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _LAUNCHED = (sys.executable, "-I", "-S", _PROGRAM)
 
 
@@ -141,7 +143,7 @@ class Host:
                 ]
                 arguments += ["burst", f"{burst}b", "latency", f"{queue_ms:g}ms"]
             subprocess.run(
-                [*_LAUNCHED, "net", str(pid), "tc", "qdisc", *arguments],
+                [*_LAUNCHED, "net", str(pid), _tool("tc"), "qdisc", *arguments],
                 check=True,
                 capture_output=True,
                 text=True,
@@ -220,9 +222,6 @@ class Lab:
 @functools.cache
 def unavailable() -> str:
     """Why there can be no Lab here, or an empty string."""
-    for program in ("ip", "tc"):
-        if shutil.which(program) is None:
-            return f"no network namespaces here: there is no {program} (iproute2)"
     try:
         with Lab() as lab:
             lab.host("probe", shm="1m").shape(100)
@@ -233,10 +232,18 @@ def unavailable() -> str:
     return ""
 
 
+def _tool(name: str) -> str:
+    """The path of a program of iproute2."""
+    path = shutil.which(name, path=_PATH)
+    if path is None:
+        raise OSError(f"no network namespaces here: there is no {name} (apt-get install iproute2)")
+    return path
+
+
 def _batch(pid: int, *commands: str) -> None:
     """Runs commands of ip in a network namespace."""
     subprocess.run(
-        [*_LAUNCHED, "net", str(pid), "ip", "-batch", "-"],
+        [*_LAUNCHED, "net", str(pid), _tool("ip"), "-batch", "-"],
         input="\n".join(commands) + "\n",
         check=True,
         capture_output=True,

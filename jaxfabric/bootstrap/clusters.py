@@ -89,6 +89,26 @@ def detect(environ: Environment | None = None) -> ClusterJob | None:
     return None
 
 
+def detect_beside(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> ClusterJob | None:
+    """The same where some of a job's description has been given, which comes first.
+
+    Raises:
+        ConfigError: as `detect`, if what it would say is needed.
+    """
+    environ = dict(os.environ)
+    if coordinator is not None:
+        check_address("coordinator_address", coordinator)
+        environ["JAX_COORDINATOR_ADDRESS"] = coordinator
+    try:
+        return detect(environ)
+    except ConfigError:
+        if None in (coordinator, num_processes, process_id):
+            raise
+        return None
+
+
 def place_in_job(*, others: bool) -> tuple[int, int]:
     """This process's number and how many there are, as `jaxfabric run` says, or other launchers."""
     job = LauncherEnvironment.from_environment() or (detect() if others else None)

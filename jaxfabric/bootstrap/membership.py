@@ -7,7 +7,6 @@ import ctypes
 import dataclasses
 import logging
 import math
-import os
 import socket
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from jaxfabric import _compat
 from jaxfabric.bootstrap import clusters, identity, rendezvous
-from jaxfabric.config import Config, ConfigError, LauncherEnvironment, check_address
+from jaxfabric.config import Config, LauncherEnvironment, check_address
 
 logger = logging.getLogger("jaxfabric")
 
@@ -196,7 +195,7 @@ def join(
             Membership("alone") if launcher.num_processes == 1 else _join_launcher(launcher, config)
         )
     if look_for_cluster and launcher is None:
-        cluster = _cluster(*given)
+        cluster = clusters.detect_beside(*given)
     if given == (None, None, None) and cluster is None:
         return Membership("alone")
     if cluster is not None:
@@ -234,22 +233,6 @@ def join(
     )
     _say_what_survives(started)
     return started
-
-
-def _cluster(
-    coordinator: str | None, num_processes: int | None, process_id: int | None
-) -> clusters.ClusterJob | None:
-    """What clusters.py finds beside the arguments."""
-    environ = dict(os.environ)
-    if coordinator is not None:
-        check_address("coordinator_address", coordinator)
-        environ["JAX_COORDINATOR_ADDRESS"] = coordinator
-    try:
-        return clusters.detect(environ)
-    except ConfigError:
-        if None in (coordinator, num_processes, process_id):
-            raise
-        return None  # All is said without it.
 
 
 def _join_launcher(launcher: LauncherEnvironment, config: Config) -> Membership:

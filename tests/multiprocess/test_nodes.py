@@ -7,20 +7,10 @@ import signal
 import socket
 import sys
 
-import netns
 import pytest
 import support
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    """Two hosts; a test may leave nothing on them."""
-    if reason := netns.unavailable():
-        pytest.skip(reason)
-    with netns.Lab() as lab:
-        yield lab.host("hosta", shm="64m"), lab.host("hostb", shm="64m")
 
 
 _ports = iter(range(4800, 5000, 2))

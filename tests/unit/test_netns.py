@@ -33,15 +33,6 @@ except OSError as error:
 """
 
 
-@pytest.fixture(scope="module")
-def pair():
-    """Two hosts for all tests that leave them as they were."""
-    if reason := netns.unavailable():
-        pytest.skip(reason)
-    with netns.Lab() as lab:
-        yield lab.host("hosta", shm="64m"), lab.host("hostb", shm="absent")
-
-
 def _serve(host, address):
     server = subprocess.Popen(
         host.command(sys.executable, "-c", _SERVE, address), stdout=subprocess.PIPE, text=True
@@ -49,15 +40,15 @@ def _serve(host, address):
     return server, server.stdout.readline().strip()
 
 
-def test_hosts_reach_each_other_by_both_protocols_and_by_name(pair):
-    a, b = pair
+def test_hosts_reach_each_other_by_both_protocols_and_by_name(hosts):
+    a, b = hosts
     for address in (b.ipv4, b.ipv6, b.name):
         server, port = _serve(b, address)
         a.run(sys.executable, "-c", _CALL, address, port, "20")
         assert server.communicate(timeout=20)[0] == "hello\n"
 
 
-def test_a_host_has_its_own_name_processes_and_memory(pair):
+def test_a_host_has_its_own_name_processes_and_memory(hosts):
     script = """
         import os, shutil, socket
         shm = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None
@@ -65,7 +56,7 @@ def test_a_host_has_its_own_name_processes_and_memory(pair):
         print(os.readlink("/proc/self/ns/net"), os.readlink("/proc/self/ns/pid"))
         open("/dev/null", "w").write("x")
     """
-    outputs = [h.run(sys.executable, "-c", textwrap.dedent(script)).stdout for h in pair]
+    outputs = [h.run(sys.executable, "-c", textwrap.dedent(script)).stdout for h in hosts]
     (first, second), (first_ids, second_ids) = zip(*(o.splitlines() for o in outputs), strict=True)
     assert first == f"hosta {64 << 20} ['eth0', 'lo'] True"
     assert second == "hostb None ['eth0', 'lo'] True"
@@ -73,8 +64,21 @@ def test_a_host_has_its_own_name_processes_and_memory(pair):
     assert len({first_ids, second_ids, ours}) == 3
 
 
-def test_a_cable_is_pulled_and_plugged_in(pair):
-    a, b = pair
+def test_a_host_can_be_in_several_networks():
+    if reason := netns.unavailable():
+        pytest.skip(reason)
+    with netns.Lab(("eth0", "docker0")) as lab:
+        both, one = lab.host("both"), lab.host("one", networks=("docker0",))
+        names = both.run("ls", "/sys/class/net").stdout.split()
+        assert names == ["docker0", "eth0", "lo"]
+        assert one.addresses.keys() == {"docker0"}
+        server, port = _serve(both, both.addresses["docker0"][0])
+        one.run(sys.executable, "-c", _CALL, both.addresses["docker0"][0], port, "20")
+        assert server.communicate(timeout=20)[0] == "hello\n"
+
+
+def test_a_cable_is_pulled_and_plugged_in(hosts):
+    a, b = hosts
     server, port = _serve(b, b.ipv4)
     b.link(up=False)
     cut = a.run(sys.executable, "-c", _CALL, b.ipv4, port, "0.2")
@@ -84,8 +88,8 @@ def test_a_cable_is_pulled_and_plugged_in(pair):
     assert server.communicate(timeout=20)[0] == "hello\n"
 
 
-def test_a_network_is_shaped(pair):
-    a, b = pair
+def test_a_network_is_shaped(hosts):
+    a, b = hosts
     script = """
         import socket, sys, time
         peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))
@@ -103,8 +107,8 @@ def test_a_network_is_shaped(pair):
     a.shape(None)
 
 
-def test_a_program_ends_as_it_does_without_a_host(pair):
-    host, _ = pair
+def test_a_program_ends_as_it_does_without_a_host(hosts):
+    host, _ = hosts
     for script, number, status in (
         ("import sys; sys.exit(3)", None, 3),
         ("import os; os.abort()", None, -signal.SIGABRT),
@@ -219,8 +223,8 @@ def test_a_relay_resets(relayed):
             end.recv(10)
 
 
-def test_a_relay_runs_on_a_host(pair):
-    a, b = pair
+def test_a_relay_runs_on_a_host(hosts):
+    a, b = hosts
     server, port = _serve(b, b.ipv4)
     with subprocess.Popen(
         a.command(sys.executable, str(ROOT / "tests/relay.py"), "127.0.0.1:0", f"{b.ipv4}:{port}"),
