@@ -2,7 +2,9 @@
 
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <string>
 
 #include "base/log.h"
@@ -12,6 +14,7 @@ namespace {
 
 // Connections accepted at once: the others have their turn between.
 constexpr int kMostAtOnce = 64;
+constexpr std::chrono::milliseconds kPause{200};
 
 }  // namespace
 
@@ -30,7 +33,8 @@ Result<std::unique_ptr<Acceptor>> Acceptor::Create(UniqueFd listener, const JobI
 }
 
 Clock::time_point Acceptor::next_deadline() const {
-  return pending_.empty() ? Clock::time_point::max() : pending_.begin()->second.deadline;
+  if (pending_.empty()) return paused_until_;
+  return std::min(pending_.begin()->second.deadline, paused_until_);
 }
 
 std::vector<Acceptor::Accepted> Acceptor::Advance() {
@@ -48,14 +52,28 @@ std::vector<Acceptor::Accepted> Acceptor::Advance() {
   }
   if (calls) Accept(accepted);
   const auto now = Clock::now();
-  while (next_deadline() <= now) Drop(pending_.begin()->first, Refusal::kTooSlow);
+  while (!pending_.empty() && pending_.begin()->second.deadline <= now) {
+    Drop(pending_.begin()->first, Refusal::kTooSlow);
+  }
+  if (paused_until_ <= now) Listen(true);
   return accepted;
+}
+
+// A listener whose callers cannot be accepted would be ready all the time.
+void Acceptor::Listen(bool listen) {
+  epoll_event event{};
+  if (listen) event.events = EPOLLIN;
+  ::epoll_ctl(fd(), EPOLL_CTL_MOD, listener_.get(), &event);
+  paused_until_ = listen ? Clock::time_point::max() : Clock::now() + kPause;
+  if (listen || pending_.empty()) return;
+  Drop(pending_.begin()->first, Refusal::kTooMany);
 }
 
 void Acceptor::Accept(std::vector<Accepted>& accepted) {
   for (int i = 0; i < kMostAtOnce; ++i) {
     TcpAddress address;
     auto socket = TryAcceptTcp(listener_.get(), &address);
+    if (socket.status().code() == Code::kResourceExhausted) return Listen(false);
     if (!socket.ok() || !socket->has_value()) return;
     if (pending_.size() >= limits_.pending) Drop(pending_.begin()->first, Refusal::kTooMany);
     const uint64_t id = ++last_id_;

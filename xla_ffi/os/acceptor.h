@@ -67,6 +67,7 @@ class Acceptor {
   Acceptor(UniqueFd listener, const JobIdentity& own, Purpose purpose, Limits limits)
       : listener_(std::move(listener)), own_(own), purpose_(purpose), limits_(limits) {}
   void Accept(std::vector<Accepted>& accepted);
+  void Listen(bool listen);
   void AdvanceOne(uint64_t id, std::vector<Accepted>& accepted);
   void Drop(uint64_t id, Refusal reason);
 
@@ -77,6 +78,8 @@ class Acceptor {
   const Limits limits_;
   uint64_t last_id_ = 0;                 // 0 stands for the listener
   std::map<uint64_t, Pending> pending_;  // oldest first
+  // While there are no descriptors for those who call: when to look again; else max.
+  Clock::time_point paused_until_ = Clock::time_point::max();
   bool logged_ = false;
   std::array<std::atomic<uint64_t>, static_cast<size_t>(Refusal::kLast) + 1> refused_{};
 };
