@@ -7,58 +7,35 @@
 #include <set>
 #include <span>
 
+#include "collective/address.h"
 #include "collective/fabric.h"
 #include "os/cores.h"
 #include "os/process_memory.h"
 
 namespace jaxfabric {
-namespace {
-
-struct PublishedAddress {
-  int process = -1;
-  pid_t pid = 0;
-  std::string name, host, host_id;
-  std::vector<int64_t> ranks;
-};
-
-Result<PublishedAddress> ParseAddress(const std::string& address) {
-  WireReader reader(std::as_bytes(std::span(address.data(), address.size())));
-  PublishedAddress parsed;
-  parsed.process = static_cast<int>(reader.Get<uint32_t>());
-  parsed.pid = reader.Get<int32_t>();
-  parsed.name = reader.GetString();
-  parsed.host = reader.GetString();
-  parsed.host_id = reader.GetString();
-  parsed.ranks = reader.GetInts();
-  if (!reader.ok()) {
-    return Status(Code::kInvalidArgument,
-                  "an address is not one of this jaxfabric version: do all processes run the same "
-                  "version?");
-  }
-  return parsed;
-}
-
-}  // namespace
-
 std::string Fabric::Address() const {
-  WireWriter writer(MessageType::kHello);
-  writer.Add(static_cast<uint32_t>(process_)).Add(static_cast<int32_t>(::getpid()));
-  writer.Add(std::string_view(mesh_->name())).Add(std::string_view(host_));
-  writer.Add(std::string_view(host_id_)).Add(std::span<const int64_t>(local_ranks_));
-  const auto bytes = writer.bytes();
-  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  ProcessAddress address;
+  address.process = process_;
+  address.pid = ::getpid();
+  address.name = mesh_->name();
+  address.host = host_;
+  address.host_id = host_id_;
+  address.ranks = local_ranks_;
+  address.tcp_address = mesh_->tcp_address();
+  address.network = network_reason_;
+  return address.Encode();
 }
 
-Status Fabric::Connect(const std::vector<std::string>& addresses) {
+Status Fabric::Connect(const std::vector<std::string>& addresses, const Mesh::Job& job) {
   if (addresses.size() != peers_.size()) {
     return Status(Code::kInvalidArgument,
                   StrCat("got ", addresses.size(), " addresses for ", peers_.size(), " processes"));
   }
   const Deadline deadline = Deadline::AfterSeconds(options_.connect_timeout);
-  std::vector<std::string> names;
+  std::vector<Mesh::Peer> peers;
   size_t ranks = 0;
   for (size_t process = 0; process < peers_.size(); ++process) {
-    JF_ASSIGN_OR_RETURN(PublishedAddress address, ParseAddress(addresses[process]));
+    JF_ASSIGN_OR_RETURN(ProcessAddress address, ProcessAddress::Decode(addresses[process]));
     if (address.process != static_cast<int>(process)) {
       return Status(Code::kInvalidArgument,
                     StrCat("address ", process, " belongs to process ", address.process,
@@ -67,9 +44,10 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
     Peer& peer = peers_[process];
     peer.pid = address.pid;
     peer.host = address.host;
+    peer.host_id = address.host_id;
     peer.ranks = address.ranks;
     ranks += address.ranks.size();
-    names.push_back(address.name);
+    peers.push_back({SharesMemory(static_cast<int>(process)), address.name, address.tcp_address});
     for (int64_t rank : address.ranks) {
       const auto [owner, added] = process_of_.emplace(rank, static_cast<int>(process));
       if (!added) {
@@ -77,7 +55,12 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
                                                      owner->second, " and to process ", process));
       }
     }
-    if (address.host_id != host_id_) {
+    if (!SharesMemory(static_cast<int>(process))) {
+      if (address.tcp_address.empty()) {
+        return Status(Code::kFailedPrecondition,
+                      StrCat("process ", process, " on ", address.host,
+                             " cannot be reached from other hosts: ", address.network));
+      }
       return Status(
           Code::kUnimplemented,
           StrCat("process ", process, " on ", address.host, " does not share memory with process ",
@@ -104,7 +87,7 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
     fds.insert(fds.end(), pools.begin(), pools.end());
   }
   JF_ASSIGN_OR_RETURN(std::vector<Mesh::Greeting> greetings,
-                      mesh_->Connect(names, hello.bytes(), fds, deadline));
+                      mesh_->Connect(peers, job, hello.bytes(), fds, deadline));
   process_reads_ = peers_.size() > 1;
   for (size_t process = 0; process < peers_.size(); ++process) {
     if (static_cast<int>(process) == process_) continue;
@@ -121,7 +104,7 @@ Status Fabric::Connect(const std::vector<std::string>& addresses) {
   waiting_.out_of_step = microseconds(options_.out_of_step_microseconds);
 
   mesh_->Start({.on_message = [this](int process, WireReader& m) { OnMessage(process, m); },
-                .on_gone = [this](int process) { OnGone(process); }});
+                .on_gone = [this](int process, LinkEnd how) { OnGone(process, how); }});
   if (gpus_) gpus_->Start();
   progress_ = std::thread([this] { ProgressLoop(); });
   ::pthread_setname_np(progress_.native_handle(), "jf-progress");
@@ -140,7 +123,7 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   const std::string gpus = reader.GetString();
   const std::string no_gpus = reader.GetString();
   if (!reader.ok() || endpoint_fds > fds.size() || reader.type() != MessageType::kHello ||
-      greeting.credentials.pid != peer.pid) {
+      (SharesMemory(process) && greeting.credentials.pid != peer.pid)) {
     return Status(Code::kInvalidArgument, StrCat("process ", process, " sent a malformed hello"));
   }
   std::vector<UniqueFd> pools(std::make_move_iterator(fds.begin() + endpoint_fds),

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "memory/copy.h"
+#include "os/interfaces.h"
 #include "os/process_memory.h"
 #include "transport/registry.h"
 
@@ -100,9 +101,42 @@ Status Fabric::Bind() {
   header->magic = kWindowMagic;
   header->process = static_cast<uint32_t>(process_);
   header->cells = cell_count_;
-  JF_ASSIGN_OR_RETURN(mesh_, Mesh::Create(process_, static_cast<int>(peers_.size())));
+  JF_RETURN_IF_ERROR(BindControl());
   completions_ = std::make_unique<CompletionThreads>(2 * local_ranks_.size() + 2);
   if (!options_.gpus.empty()) OpenGpus();
+  return OkStatus();
+}
+
+// Whether other hosts take part is not known yet: what keeps them out is told if they do.
+Status Fabric::BindControl() {
+  const auto count = static_cast<int>(peers_.size());
+  if (const Status chosen = count > 1 ? ChooseNetwork() : OkStatus(); !chosen.ok()) {
+    network_reason_ = chosen.ToString();
+  }
+  auto mesh = Mesh::Create(process_, count, network_);
+  if (!mesh.ok() && network_) {
+    network_.reset();
+    network_reason_ = mesh.status().ToString();
+    mesh = Mesh::Create(process_, count);
+  }
+  if (!mesh.ok()) return mesh.status();
+  mesh_ = *std::move(mesh);
+  return OkStatus();
+}
+
+Status Fabric::ChooseNetwork() {
+  Mesh::Network network;
+  JF_ASSIGN_OR_RETURN(network.ports, PortRange::Parse(options_.net_port_range));
+  std::optional<TcpAddress> coordinator;
+  if (auto parsed = TcpAddress::Parse(options_.coordinator); parsed.ok()) coordinator = *parsed;
+  JF_ASSIGN_OR_RETURN(const std::vector<Interface> interfaces, ListInterfaces());
+  JF_ASSIGN_OR_RETURN(const InterfaceChoice choice,
+                      ChooseInterface(interfaces, options_.net_interface, coordinator));
+  network.address = choice.chosen.address;
+  network.unreachable_after = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(options_.unreachable_after));
+  network_ = network;
+  network_reason_ = choice.why;
   return OkStatus();
 }
 
@@ -176,6 +210,7 @@ std::map<std::string, uint64_t> Fabric::Counters() const {
   counters["staging_free_bytes"] = staging_->free_bytes();
   counters["window_bytes"] = window_.size();
   counters["dropped_messages"] = mesh_->dropped_messages();
+  counters["refused_connections"] = mesh_->refused_connections();
   counters["process_reads"] = process_reads_ ? 1 : 0;
   if (gpus_) counters.merge(gpus_->Counters());
   std::lock_guard lock(mutex_);

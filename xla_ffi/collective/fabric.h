@@ -55,7 +55,8 @@ class Fabric {
 
   // What every process must give to every other's Connect.
   std::string Address() const;
-  Status Connect(const std::vector<std::string>& addresses);
+  // `job` is needed where processes are on several hosts.
+  Status Connect(const std::vector<std::string>& addresses, const Mesh::Job& job = {});
   // Fails what is under way with kCancelled, leaves, frees everything. Idempotent.
   void Shutdown();
 
@@ -129,6 +130,7 @@ class Fabric {
   struct Peer {
     pid_t pid = 0;
     std::string host;
+    std::string host_id;
     std::vector<int64_t> ranks;
     std::unique_ptr<Channel> channel;  // keeps the window mapped
     std::span<std::byte> window;
@@ -151,6 +153,12 @@ class Fabric {
 
   Fabric(int process, int process_count, std::vector<int64_t> local_ranks, Options options);
   Status Bind();
+  Status BindControl();
+  Status ChooseNetwork();
+  // Whether a process is on this host, as far as memory, sockets and process numbers go.
+  bool SharesMemory(int process) const {
+    return peers_[static_cast<size_t>(process)].host_id == host_id_;
+  }
   Status Greet(int process, const Mesh::Greeting& greeting, std::vector<UniqueFd> fds);
   Status AgreeOnMachine(size_t ranks, Deadline deadline);
   void OpenGpus();
@@ -181,7 +189,7 @@ class Fabric {
   std::string Elsewhere(const Participant& participant) const;
 
   void OnMessage(int process, WireReader& message);
-  void OnGone(int process);
+  void OnGone(int process, LinkEnd how);
   void OnStuck(WireReader& message);
   void AddToDirectory(const Directory::Announcement& announcement);
   void FreeRetiredCells(uint64_t key);
@@ -206,6 +214,8 @@ class Fabric {
   Transport* transport_ = nullptr;
   std::unique_ptr<Endpoint> endpoint_;
   std::unique_ptr<Mesh> mesh_;
+  std::optional<Mesh::Network> network_;  // how other hosts reach this process
+  std::string network_reason_;            // why so, or why not at all
   std::span<std::byte> window_;
   std::vector<Peer> peers_;            // by process; the own entry describes this process
   std::map<int64_t, int> process_of_;  // by rank

@@ -274,7 +274,7 @@ std::vector<int> Fabric::Left() const {
   return left;
 }
 
-void Fabric::OnGone(int process) {
+void Fabric::OnGone(int process, LinkEnd how) {
   Peer& peer = peers_[static_cast<size_t>(process)];
   peer.gone.store(true, std::memory_order_relaxed);
   if (!peer.left.load(std::memory_order_relaxed)) {
@@ -284,7 +284,12 @@ void Fabric::OnGone(int process) {
     const char* word = peer.ranks.size() == 1 ? "rank " : "ranks ";
     // It may have GPUs only, which are numbered apart.
     const std::string who = ranks.empty() ? self : StrCat(word, ranks, " (", self, ")");
-    Poison(Status(Code::kUnavailable, StrCat(who, " died")), true);
+    const std::string what =
+        how == LinkEnd::kUnreachable
+            ? StrCat(" is unreachable: no answer for ", options_.unreachable_after, " s")
+        : how == LinkEnd::kGarbled ? " sends what is no message"
+                                   : " died";
+    Poison(Status(Code::kUnavailable, who + what), true);
   }
   if (gpus_) gpus_->OnGone(process);
   Ring(peers_[static_cast<size_t>(process_)].header);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "collective/gpu/options.h"
@@ -19,6 +20,12 @@ struct Options {
   // is on its way, and for one that may be waiting for this rank elsewhere.
   double in_step_microseconds = 20000;
   double out_of_step_microseconds = 200;
+  // How processes of other hosts reach this one; see os/interfaces.h.
+  std::string net_interface;
+  std::string net_port_range;     // "40000-40100"; empty: any
+  std::string coordinator;        // "10.0.0.1:1234" or empty: helps to choose the interface
+  double unreachable_after = 10;  // seconds without an answer after which a host is gone
+  int tcp_sockets = 2;            // for data, between two processes of different hosts
   // The ranks that are GPUs; the others are CPU devices.
   std::vector<LocalGpu> gpus;
   GpuOptions gpu;

@@ -17,12 +17,7 @@ constexpr int kMostAtOnce = 64;
 
 Result<std::unique_ptr<Acceptor>> Acceptor::Create(UniqueFd listener, const JobIdentity& own,
                                                    Purpose purpose, Limits limits) {
-  if (own.secret.size() < kMinSecretBytes) {
-    return Status(Code::kInvalidArgument, StrCat("the job's secret has ", own.secret.size(),
-                                                 " bytes; processes of several "
-                                                 "hosts need one of at least ",
-                                                 kMinSecretBytes));
-  }
+  JF_RETURN_IF_ERROR(CheckSecret(own));
   std::unique_ptr<Acceptor> acceptor(new Acceptor(std::move(listener), own, purpose, limits));
   acceptor->epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
   if (!acceptor->epoll_.valid()) return ErrnoStatus("epoll_create1", errno);

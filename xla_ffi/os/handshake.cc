@@ -226,9 +226,18 @@ Handshake::Step Handshake::Advance(int socket) {
   return step_;
 }
 
+Status CheckSecret(const JobIdentity& identity) {
+  if (identity.secret.size() >= kMinSecretBytes) return OkStatus();
+  return Status(
+      Code::kInvalidArgument,
+      StrCat("the job's secret has ", identity.secret.size(),
+             " bytes; processes of several hosts need one of at least ", kMinSecretBytes));
+}
+
 Result<UniqueFd> CallProcess(const TcpAddress& address, const TcpOptions& options,
                              const JobIdentity& own, uint32_t called, Purpose purpose,
                              uint32_t stripe, Deadline deadline) {
+  JF_RETURN_IF_ERROR(CheckSecret(own));
   JF_ASSIGN_OR_RETURN(UniqueFd socket, ConnectTcp(address, options, deadline));
   Handshake handshake = Handshake::Call(own, called, purpose, stripe);
   for (;;) {

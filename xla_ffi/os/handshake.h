@@ -114,6 +114,9 @@ class Handshake {
   std::array<std::byte, 24> proof_{};
 };
 
+// kInvalidArgument without a secret that can be used.
+Status CheckSecret(const JobIdentity& identity);
+
 // "does not know the secret of the job" and so on.
 std::string_view RefusalText(Refusal refusal);
 

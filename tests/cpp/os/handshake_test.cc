@@ -21,7 +21,7 @@ namespace {
 using Step = Handshake::Step;
 using Bytes = std::vector<std::byte>;
 
-JobIdentity Identity(uint32_t process) { return {std::string(32, 's'), 7, process, 4}; }
+JobIdentity Identity(uint32_t process) { return {"0123456789abcdef0123456789abcdef", 7, process, 4}; }
 
 // What one end sends next, and gives it to the other: at most `most` bytes at a time.
 Bytes Carry(Handshake& from, Handshake& to, size_t most = 1000) {
