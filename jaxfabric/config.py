@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import ipaddress
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxfabric import gpu_table
@@ -65,6 +66,10 @@ class Config:
         48 << 20, "memory of every GPU that its peers address, in bytes (or 48M)", 4 << 20, 1 << 40
     )
     gpu_limits: str = _field("", "calls on GPUs that XLA is to run, over the table's own limits")
+    net_interface: str = _field("", "names or subnets of the interface that other hosts reach")
+    net_port_range: str = _field("", "ports that other hosts reach, such as 40000-40100")
+    tcp_sockets: int = _field(2, "connections for data between two processes", 1, 64)
+    unreachable_after: float = _field(10.0, "a host that has not answered for so long is gone", 2)
     log_level: str = _field("warning", "error, warning or info")
 
     def __post_init__(self) -> None:
@@ -73,12 +78,8 @@ class Config:
 
     @staticmethod
     def _check(field: dataclasses.Field[Any], value: object, source: str) -> None:
-        if field.name == "gpu_limits":
-            parse_gpu_limits(source, value)
-            return
         if field.type == "str":
-            if value not in _LOG_LEVELS:
-                raise ConfigError(f"{source}{value}: use one of {', '.join(_LOG_LEVELS)}")
+            _TEXT_CHECKS[field.name](source, value)
             return
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"{source}{value!r}: a number is needed ({field.metadata['help']})")
@@ -235,6 +236,38 @@ def parse_gpu_limits(source: str, text: object) -> tuple[gpu_table.Override, ...
     return tuple(overrides)
 
 
+def _check_interface(source: str, text: object) -> None:
+    for entry in str(text).split(","):
+        try:
+            if "/" in entry:
+                ipaddress.ip_network(entry.strip(), strict=False)
+        except ValueError as error:
+            raise ConfigError(
+                f"{source}{text}: {error}; use names of interfaces, or subnets such as 10.0.0.0/8, "
+                "separated by commas"
+            ) from None
+
+
+def _check_port_range(source: str, text: object) -> None:
+    first, dash, last = str(text).partition("-")
+    ports = [int(port) for port in (first, last if dash else first) if port.isdecimal()]
+    if text and not (len(ports) == 2 and 0 < ports[0] <= ports[1] < 1 << 16):
+        raise ConfigError(f"{source}{text}: use a range of ports such as 40000-40100")
+
+
+def _check_log_level(source: str, value: object) -> None:
+    if value not in _LOG_LEVELS:
+        raise ConfigError(f"{source}{value}: use one of {', '.join(_LOG_LEVELS)}")
+
+
+_TEXT_CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "gpu_limits": parse_gpu_limits,
+    "net_interface": _check_interface,
+    "net_port_range": _check_port_range,
+    "log_level": _check_log_level,
+}
+
+
 def check_address(name: str, address: object) -> None:
     """Raises ConfigError unless `address` is host:port; JAX would abort, or wait for nobody."""
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
@@ -307,7 +340,7 @@ def _whole_number(variable: str, text: str, minimum: int) -> int:
 
 def _parse(field: dataclasses.Field[Any], variable: str, text: str) -> float | int | str:
     if field.type == "str":
-        return text.lower()
+        return text if field.name == "net_interface" else text.lower()
     if field.type == "int":
         return parse_bytes(variable, text)
     try:

@@ -180,7 +180,19 @@ def _settings() -> list[Finding]:
         value = getattr(config, field.name)
         text = f"{value}  ({field.metadata['help']})"
         findings.append(Finding("settings", field.name, text))
-    return findings
+    return [*findings, *_network(config.net_interface)]
+
+
+def _network(net_interface: str) -> list[Finding]:
+    try:
+        ext: Any = importlib.import_module("jaxfabric._ext")
+        value, problem = ext.network(net_interface), None
+    except ImportError:
+        return []  # Said above.
+    except RuntimeError as error:
+        # Of no concern to a job of one host, unless somebody has asked for an interface.
+        value, problem = (str(error), None) if not net_interface else ("none fits", str(error))
+    return [Finding("settings", "network for other hosts", value, problem)]
 
 
 def _sibling_memory() -> str:

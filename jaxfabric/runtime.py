@@ -84,6 +84,10 @@ def initialize(
     out_of_step_microseconds: float | None = None,
     gpu_pool_bytes: int | None = None,
     gpu_limits: str | None = None,
+    net_interface: str | None = None,
+    net_port_range: str | None = None,
+    tcp_sockets: int | None = None,
+    unreachable_after: float | None = None,
     log_level: str | None = None,
 ) -> None:
     """Connects this process's devices with those of all other processes of the job.
@@ -110,6 +114,11 @@ def initialize(
         gpu_pool_bytes: memory of every GPU that its peers address, in bytes (48 MiB).
         gpu_limits: from how many bytes on XLA runs calls on GPUs, where the table is to be
             overruled: "all_reduce/8=32M, all_to_all=0" ("").
+        net_interface: the interface that processes of other hosts reach, by names or subnets:
+            "eth0", "10.0.0.0/8" (""; one in the coordinator's subnet, or the first that is up).
+        net_port_range: the ports that they reach, such as "40000-40100" (""; any).
+        tcp_sockets: connections for data between two processes of different hosts (2).
+        unreachable_after: a host that has not answered for so long is gone, in seconds (10).
         log_level: "error", "warning" or "info" ("warning").
 
     Each setting can also come from the environment variable JAXFABRIC_<NAME>.
@@ -127,30 +136,16 @@ def initialize(
         >>> jaxfabric.is_initialized()
         True
     """
-    settings = {
-        "deadline": deadline,
-        "warn_after": warn_after,
-        "mismatch_after": mismatch_after,
-        "connect_timeout": connect_timeout,
-        "segment_bytes": segment_bytes,
-        "heartbeat": heartbeat,
-        "in_step_microseconds": in_step_microseconds,
-        "out_of_step_microseconds": out_of_step_microseconds,
-        "gpu_pool_bytes": gpu_pool_bytes,
-        "gpu_limits": gpu_limits,
-        "log_level": log_level,
-    }
+    settings = dict(locals())
     job = {
-        "coordinator_address": coordinator_address,
-        "num_processes": num_processes,
-        "process_id": process_id,
+        name: settings.pop(name) for name in ("coordinator_address", "num_processes", "process_id")
     }
     global _session
     with _lock:
         if _session is not None:
             _require_same(_session, job | settings)
             return
-        config = Config.from_environment(None, **settings)  # type: ignore[arg-type]
+        config = Config.from_environment(None, **settings)
         warn_of_unknown_variables()
         _session = _start(config, coordinator_address, num_processes, process_id)
 
@@ -298,13 +293,15 @@ def _start(
     _register(_ext, bool(gpus))
     # A core without CUDA takes no GPUs.
     more = {"gpu_ordinals": [*gpus.items()]} if gpus else {}
+    options = config.options() | {"coordinator": membership.coordinator_ip()}
     fabric = _ext.Fabric(
-        membership.process_id, membership.num_processes, list(ranks), config.options(), **more
+        membership.process_id, membership.num_processes, list(ranks), options, **more
     )
     try:
         own = Member(ProcessIdentity.own(), fabric.address(), _must_agree(config, _ext))
-        members = membership.exchange(own, config.connect_timeout)
-        fabric.connect([member.address for member in members])
+        roster = membership.exchange(own, config.connect_timeout)
+        addresses = [member.address for member in roster.members]
+        fabric.connect(addresses, roster.secret, roster.incarnation)
         if gpus and (problem := fabric.gpu_problem()):
             # Of this process or of another; all have heard of it.
             logger.warning("collectives on GPUs are left to XLA: %s", problem)

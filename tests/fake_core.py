@@ -31,10 +31,11 @@ class FakeFabric:
     def address(self):
         return f"address of {self.process_index}".encode()
 
-    def connect(self, addresses):
+    def connect(self, addresses, secret=b"", incarnation=0):
         if self.text == "refuse":
             raise FakeError("refused")
         self.addresses = addresses
+        self.secret = secret
 
     def gpu_problem(self):
         return ""
@@ -62,6 +63,7 @@ def module(ffi=(0, 3)) -> types.ModuleType:
     fake.ffi_version = lambda: ffi
     fake.cuda_status = lambda: "a fake has no kernels"
     fake.cuda_build = lambda: {"images": {}, "architectures": "", "compiler": "", "reason": "fake"}
+    fake.network = lambda net_interface: f"{net_interface or 'eth0'}, 10.0.0.1: fake"
     fake.begin_compilation = lambda: 0
     fake.end_compilation = lambda begun, fingerprint, devices: None
     return fake

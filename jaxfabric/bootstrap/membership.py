@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import logging
 import math
+import socket
 import threading
 import time
 from typing import Any
@@ -79,15 +80,26 @@ class Membership:
         if self.client is not None and self.origin != LAUNCHER:
             self._departure = _Departure()
 
-    def exchange(self, own: rendezvous.Member, timeout: float) -> list[rendezvous.Member]:
+    def exchange(self, own: rendezvous.Member, timeout: float) -> rendezvous.Roster:
         """Publishes this process's member entry and returns those of all, in process order."""
         if self.client is None:
-            self.members = [own]
+            roster = rendezvous.Roster([own])
         else:
-            self.members = rendezvous.exchange(
+            roster = rendezvous.exchange(
                 self.client, self.process_id, self.num_processes, own, timeout
             )
-        return self.members
+        self.members = roster.members
+        return roster
+
+    def coordinator_ip(self) -> str:
+        """The coordinator as "10.0.0.1:1234" or "[fd00::1]:1234"; empty if it has no address."""
+        host, _, port = (self.coordinator or "").rpartition(":")
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except (OSError, ValueError):
+            return ""
+        ip = str(found[0][4][0])
+        return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
     def abandon(self) -> None:
         """Takes the client away from JAX, whose shutdown would block for a dead process.

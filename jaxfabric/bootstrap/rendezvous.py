@@ -17,6 +17,7 @@ from jaxfabric.bootstrap.identity import ProcessIdentity
 
 _HELLO = "jaxfabric/hello/{}"
 _ROSTER = "jaxfabric/roster/{}"
+_SECRET_BYTES = 32
 
 
 class RendezvousError(RuntimeError):
@@ -42,14 +43,29 @@ class Member:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Roster:
+    """What a round of exchange gives every process.
+
+    Attributes:
+        members: all processes, in process order.
+        secret: known to them and to nobody else who cannot read the store; made for this round.
+        incarnation: a number of this round, larger than those of earlier ones.
+    """
+
+    members: list[Member]
+    secret: bytes = b""
+    incarnation: int = 0
+
+
 def exchange(
     client: Any,  # noqa: ANN401
     process_id: int,
     num_processes: int,
     own: Member,
     timeout: float,
-) -> list[Member]:
-    """Publishes this process and returns all of them in process order.
+) -> Roster:
+    """Publishes this process and returns all of them.
 
     Args:
         client: a connected jax.distributed client.
@@ -81,7 +97,11 @@ def exchange(
     answer = json.loads(text)
     if "error" in answer:
         raise RendezvousError(answer["error"])
-    return [_decode(member) for member in answer["members"]]
+    return Roster(
+        [_decode(member) for member in answer["members"]],
+        bytes.fromhex(answer["secret"]),
+        answer["incarnation"],
+    )
 
 
 def _answer_all(client: Any, num_processes: int, timeout: float) -> None:  # noqa: ANN401
@@ -97,7 +117,11 @@ def _answer_all(client: Any, num_processes: int, timeout: float) -> None:  # noq
             client.key_value_delete(_HELLO.format(process))
         except Exception:
             missing.append(process)
-    answer: dict[str, Any] = {"members": [hellos[process] for process in sorted(hellos)]}
+    answer: dict[str, Any] = {
+        "members": [hellos[process] for process in sorted(hellos)],
+        "secret": secrets.token_hex(_SECRET_BYTES),
+        "incarnation": time.time_ns(),
+    }
     if missing:
         names = ", ".join(map(str, missing))
         answer = {

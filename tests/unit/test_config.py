@@ -52,6 +52,13 @@ def test_sizes(text, value):
         ("JAXFABRIC_SEGMENT_BYTES", "16 MBytes", "16M"),
         ("JAXFABRIC_SEGMENT_BYTES", "1", "at least 65536"),
         ("JAXFABRIC_LOG_LEVEL", "loud", "error, warning, info"),
+        ("JAXFABRIC_NET_INTERFACE", "eth0,10.0.0.0/33", "10.0.0.0/8"),
+        ("JAXFABRIC_NET_PORT_RANGE", "40100-40000", "40000-40100"),
+        ("JAXFABRIC_NET_PORT_RANGE", "0-10", "40000-40100"),
+        ("JAXFABRIC_NET_PORT_RANGE", "1-65536", "40000-40100"),
+        ("JAXFABRIC_NET_PORT_RANGE", "80-", "40000-40100"),
+        ("JAXFABRIC_TCP_SOCKETS", "0", "at least 1, at most 64"),
+        ("JAXFABRIC_UNREACHABLE_AFTER", "1", "at least 2"),
     ],
 )
 def test_bad_value_names_variable_value_and_remedy(variable, text, remedy):
@@ -60,6 +67,17 @@ def test_bad_value_names_variable_value_and_remedy(variable, text, remedy):
     message = str(caught.value)
     assert f"{variable}={text}" in message
     assert remedy in message
+
+
+@pytest.mark.parametrize("text", ["eth0", "Eth0, ib0", "10.0.0.0/8,fd00::/8", "10.0.0.1"])
+def test_interfaces(text):
+    # The case of a name counts.
+    assert Config.from_environment({"JAXFABRIC_NET_INTERFACE": text}).net_interface == text
+
+
+@pytest.mark.parametrize("text", ["40000-40100", "40000", "1-65535"])
+def test_port_ranges(text):
+    assert Config.from_environment({"JAXFABRIC_NET_PORT_RANGE": text}).net_port_range == text
 
 
 def test_bad_argument_names_itself():
@@ -124,6 +142,13 @@ def test_broken_launcher_environment_is_an_error(changes):
         LauncherEnvironment.from_environment(environ)
 
 
+_FORMS = {
+    "gpu_limits": "OP[/RANKS[/KIND]]=BYTES",
+    "net_interface": "NAME",
+    "net_port_range": "FIRST-LAST",
+}
+
+
 def test_the_page_of_settings_is_what_the_code_says():
     text = (support.ROOT / "docs" / "settings.md").read_text()
     rows = [[cell.strip("` ") for cell in row.split("|")[1:-1]] for row in text.splitlines()]
@@ -136,8 +161,8 @@ def test_the_page_of_settings_is_what_the_code_says():
         assert unit or field.type == "str", field.name
         assert purpose, field.name
         assert getattr(Config.from_environment({variable: default}), field.name) == field.default
-        if field.name == "gpu_limits":
-            assert span.startswith("OP[/RANKS[/KIND]]=BYTES")
+        if field.name in _FORMS:
+            assert span.startswith(_FORMS[field.name])
             continue
         if field.type == "str":
             assert span.split(", ") == list(config._LOG_LEVELS)

@@ -336,6 +336,19 @@ def test_doctor_finds_the_transports_usable(capsys):
     assert {(f["value"], f["problem"]) for f in transports.values()} == {("usable", None)}
 
 
+def test_doctor_tells_the_network_for_other_hosts(capsys, monkeypatch):
+    def finding():
+        cli.main(["doctor", "--json"])
+        findings = {f["name"]: f for f in json.loads(capsys.readouterr().out)}
+        return findings["network for other hosts"]
+
+    assert finding()["problem"] is None
+    monkeypatch.setenv("JAXFABRIC_NET_INTERFACE", "127.0.0.0/8")
+    assert finding()["value"] == "lo, 127.0.0.1: net_interface has 127.0.0.0/8"
+    monkeypatch.setenv("JAXFABRIC_NET_INTERFACE", "eth77")
+    assert "net_interface eth77; there are: lo, 127.0.0.1" in finding()["problem"]
+
+
 @pytest.mark.parametrize("count", ["x", "0", "-1", "1.5", ""])
 def test_counts_are_whole_numbers(count, capsys):
     with pytest.raises(SystemExit):

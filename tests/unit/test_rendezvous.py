@@ -9,6 +9,7 @@ import pytest
 import support
 
 from jaxfabric.bootstrap import identity, rendezvous
+from jaxfabric.bootstrap.membership import Membership
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -69,7 +70,8 @@ def test_exchange_gives_all_members_in_order_and_leaves_the_store_empty():
     store = FakeStore()
     members = some_members(4, version="1")
     for _ in range(3):
-        assert exchange_all(store, members) == [members] * 4
+        rosters = exchange_all(store, members)
+        assert [roster.members for roster in rosters] == [members] * 4
         assert store.values == {}
 
 
@@ -80,7 +82,18 @@ def test_exchange_takes_no_answer_from_an_earlier_round():
     members = some_members(2)
     # Process 1 has not started when process 0 looks: what process 0 finds is overwritten only then.
     store.key_value_delete("jaxfabric/hello/1")
-    assert exchange_all(store, members) == [members] * 2
+    assert [roster.members for roster in exchange_all(store, members)] == [members] * 2
+
+
+def test_all_learn_one_secret_that_is_new_in_every_round():
+    store = FakeStore()
+    rounds = [exchange_all(store, some_members(3)) for _ in range(3)]
+    for rosters in rounds:
+        assert rosters == [rosters[0]] * 3
+        assert len(rosters[0].secret) == 32
+    assert len({rosters[0].secret for rosters in rounds}) == 3
+    incarnations = [rosters[0].incarnation for rosters in rounds]
+    assert incarnations == sorted(set(incarnations))
 
 
 def test_all_learn_who_is_missing():
@@ -132,3 +145,17 @@ def test_watch_sees_processes_end():
         assert len(support.open_descriptors()) == len(before) - 1  # The child's standard input.
     with identity.Watch([alive]) as watch:
         assert watch.any_gone()
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "ip"),
+    [
+        ("10.0.0.1:1234", "10.0.0.1:1234"),
+        ("[fd00::1]:1234", "[fd00::1]:1234"),
+        ("no-such-host.invalid:1", ""),
+        ("10.0.0.1", ""),
+        (None, ""),
+    ],
+)
+def test_the_coordinators_ip(coordinator, ip):
+    assert Membership("alone", coordinator=coordinator).coordinator_ip() == ip

@@ -121,6 +121,7 @@ Status Fabric::BindControl() {
   }
   if (!mesh.ok()) return mesh.status();
   mesh_ = *std::move(mesh);
+  if (count > 1) Log(LogLevel::kInfo, StrCat("the network for other hosts: ", network_reason_));
   return OkStatus();
 }
 

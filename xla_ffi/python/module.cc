@@ -20,6 +20,7 @@
 #include "drivers/cuda/api.h"
 #include "ffi/cuda_handler.h"
 #include "ffi/registrations.h"
+#include "os/interfaces.h"
 #include "transport/registry.h"
 
 namespace nb = nanobind;
@@ -95,6 +96,16 @@ Options ParseOptions(const nb::dict& settings) {
       options.in_step_microseconds = nb::cast<double>(value);
     } else if (name == "out_of_step_microseconds") {
       options.out_of_step_microseconds = nb::cast<double>(value);
+    } else if (name == "net_interface") {
+      options.net_interface = nb::cast<std::string>(value);
+    } else if (name == "net_port_range") {
+      options.net_port_range = nb::cast<std::string>(value);
+    } else if (name == "coordinator") {
+      options.coordinator = nb::cast<std::string>(value);
+    } else if (name == "tcp_sockets") {
+      options.tcp_sockets = nb::cast<int>(value);
+    } else if (name == "unreachable_after") {
+      options.unreachable_after = nb::cast<double>(value);
     } else if (name == "gpu_pool_bytes") {
       options.gpu.pool_bytes = nb::cast<size_t>(value);
     } else if (name == "heartbeat") {
@@ -132,11 +143,13 @@ class PyFabric {
     const std::string address = fabric_->Address();
     return nb::bytes(address.data(), address.size());
   }
-  void Connect(const std::vector<nb::bytes>& addresses) {
+  void Connect(const std::vector<nb::bytes>& addresses, const nb::bytes& secret,
+               uint64_t incarnation) {
     std::vector<std::string> values;
     for (const nb::bytes& address : addresses) values.emplace_back(address.c_str(), address.size());
+    const Mesh::Job job{std::string(secret.c_str(), secret.size()), incarnation};
     nb::gil_scoped_release release;
-    ThrowIfError(fabric_->Connect(values));
+    ThrowIfError(fabric_->Connect(values, job));
     SetCurrentFabric(fabric_);
   }
   void Shutdown() {
@@ -174,6 +187,14 @@ std::map<std::string, std::string> TransportReasons() {
     reasons[std::string(probe.name)] = probe.status.ok() ? "" : probe.status.ToString();
   }
   return reasons;
+}
+
+std::string NetworkFor(const std::string& net_interface) {
+  const auto interfaces = ListInterfaces();
+  ThrowIfError(interfaces.status());
+  const auto choice = ChooseInterface(*interfaces, net_interface, std::nullopt);
+  ThrowIfError(choice.status());
+  return choice->why;
 }
 
 nb::dict CudaBuild() {
@@ -252,6 +273,8 @@ NB_MODULE(_ext, module) {
       "The same for an executable for GPUs: ids of its devices, in order.");
   module.def("transports", &TransportReasons,
              "Transport name -> '', or why it cannot be used here.");
+  module.def("network", &NetworkFor, nb::arg("net_interface"),
+             "The interface that processes of other hosts reach, and why that one.");
   module.def("cuda_build", &CudaBuild,
              "The GPU kernels inside: 'images' (source -> bytes), 'architectures', 'compiler', and "
              "the 'reason' where there are none.");
@@ -262,7 +285,9 @@ NB_MODULE(_ext, module) {
            nb::arg("process_index"), nb::arg("process_count"), nb::arg("local_ranks"),
            nb::arg("options"), nb::arg("gpu_ordinals") = std::vector<std::pair<int, int64_t>>())
       .def("address", &PyFabric::Address, "What every process gives to every other's connect().")
-      .def("connect", &PyFabric::Connect, nb::arg("addresses"))
+      .def("connect", &PyFabric::Connect, nb::arg("addresses"),
+           nb::arg("secret") = nb::bytes("", 0), nb::arg("incarnation") = 0,
+           "The secret, of 16 bytes or more, is needed where processes are on several hosts.")
       .def("shutdown", &PyFabric::Shutdown)
       .def("failure", &PyFabric::Failure)
       .def("gpu_problem", &PyFabric::GpuProblem,

@@ -86,8 +86,11 @@ TEST_F(MeshTcpTest, AProcessWithAnotherSecretOrOfAnotherStartIsKeptOut) {
     meshes_.clear();
     jobs_.clear();
     Create(2, 2);
-    (secret ? jobs_[1].secret[31] : jobs_[1].secret[0]) ^= 1;
-    if (!secret) jobs_[1] = {jobs_[0].secret, 2};
+    if (secret) {
+      jobs_[1].secret[31] ^= 1;
+    } else {
+      jobs_[1].incarnation = 2;
+    }
     StartConnecting(0.5);
     FinishConnecting();
     EXPECT_EQ(connected_[0].code(), Code::kDeadlineExceeded);
