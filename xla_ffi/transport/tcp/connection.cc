@@ -92,7 +92,7 @@ void Peer::BecomeUp() {
   up_.store(true, std::memory_order_release);
 }
 
-void Peer::OnEnd(Socket* socket, const Status& reason) {
+void Peer::OnEnd(Socket* socket, const Status& reason, bool refused) {
   std::shared_ptr<Socket> first;
   bool fail = false;
   {
@@ -106,10 +106,10 @@ void Peer::OnEnd(Socket* socket, const Status& reason) {
         first = sockets_[0];
         break;
       case State::kCalling:
-        if (hub_->self() < number_ || reason.code() == Code::kUnauthenticated) {
+        if (hub_->self() < number_ || !refused) {
           end_reason_ = reason;
           fail = true;
-        } else {  // it may have refused because it calls too
+        } else {
           DropSockets();
           SetState(State::kYielding);
           end_reason_ = reason;

@@ -199,7 +199,7 @@ void Peer::Send(int index) {
     }
   }
   lock.unlock();
-  if (!error.ok()) OnEnd(socket.get(), error);
+  if (!error.ok()) OnEnd(socket.get(), error, false);
   if (sent) hub_->poller().Changed();
 }
 

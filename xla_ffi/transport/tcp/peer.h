@@ -66,8 +66,9 @@ class Peer {
   bool Unreachable(std::span<const uint64_t> counts) const;
   // Lanes that wait at a fence look again.
   void WakeFences(const Socket* except);
-  // A lane has ended: what has come on the others is taken first.
-  void OnEnd(Socket* socket, const Status& reason);
+  // A lane has ended: what has come on the others is taken first. `refused`: by somebody who
+  // answered, and may be calling itself.
+  void OnEnd(Socket* socket, const Status& reason, bool refused);
   bool ending() const { return ending_.load(std::memory_order_acquire); }
   // Nothing comes any more: after a goodbye the peer has left, else it is lost for `reason`.
   void Finish();

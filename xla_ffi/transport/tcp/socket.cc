@@ -87,7 +87,6 @@ void Socket::AdvanceHandshake() {
   Status status;
   if (step == Handshake::Step::kRefused) {
     const Refusal refusal = handshake_->refusal();
-    // kUnavailable: it may only have called at the same time.
     status = Status(refusal == Refusal::kLeft ? Code::kUnavailable : Code::kUnauthenticated,
                     StrCat("what answers at ", address_.ToString(), " ", RefusalText(refusal)));
   } else {
@@ -148,18 +147,21 @@ void Socket::Receive() {
   } else if (reader_.state() == FrameReader::State::kMalformed) {
     Malformed();
   }
-  if (turn == 0) return;
+  // Also what had been read before may have been done only now, behind a fence.
+  if (!std::exchange(moved_, false)) return;
   if (peer_ != nullptr) peer_->WakeFences(this);
   if (std::exchange(arrived_, false) && hub_->arrival_handler) hub_->arrival_handler();
   hub_->poller().Changed();
 }
 
 void Socket::End(const Status& reason) {
+  // Refusing after it has answered, the other end may only have called at the same time.
+  const bool refused = stage_ != Stage::kConnecting && reason.code() == Code::kUnavailable;
   stage_ = Stage::kClosed;
   // seq_cst: as in applied().
   ended_.store(true, std::memory_order_seq_cst);
   if (peer_ != nullptr) {
-    peer_->OnEnd(this, reason);
+    peer_->OnEnd(this, reason, refused);
   } else {
     Close();
   }
@@ -197,7 +199,13 @@ void Socket::CountData() {
   applied_.store(applied_.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
 }
 
+void Socket::OnPut() {
+  moved_ = true;
+  CountData();
+}
+
 const char* Socket::OnFrame(const FrameHeader& header) {
+  moved_ = true;
   if (header.type == FrameType::kHello) return OnHello(header);
   if (peer_ == nullptr) return "comes before the caller has said who it is";
   if (lane_ != 0) return "does not belong on this connection";

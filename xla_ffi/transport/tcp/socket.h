@@ -59,7 +59,7 @@ class Socket : private FrameSink, public std::enable_shared_from_this<Socket> {
 
   std::optional<std::span<std::byte>> Pin(const FrameHeader& header) override;
   void Unpin(const FrameHeader& header) override;
-  void OnPut() override { CountData(); }
+  void OnPut() override;
   const char* OnFrame(const FrameHeader& header) override;
   const char* OnHello(const FrameHeader& header);
   bool FenceReached(std::span<const uint64_t> counts) override;
@@ -77,7 +77,8 @@ class Socket : private FrameSink, public std::enable_shared_from_this<Socket> {
   uint64_t attempt_ = 0;
   Stage stage_;
   bool refused_ = false;
-  bool arrived_ = false;  // words or signals since the last look
+  bool moved_ = false;    // anything was done since the last look
+  bool arrived_ = false;  // words or signals were
   FrameReader reader_;
   Regions::Region* pinned_ = nullptr;
   std::atomic<uint32_t> events_{0};  // 0 when nobody handles; acq_rel: hands the socket over
