@@ -58,7 +58,8 @@ bool Participant::WaitInline(Op& op) {
     if (op.stage() == Op::Stage::kSetup) return false;
     ++idle_rounds;
     const bool networked = !remotes_.empty();
-    if (networked && fabric_.messages()->Progress(Clock::duration::zero())) continue;
+    // Whatever comes may be for others: no reason not to let them run.
+    if (networked) fabric_.messages()->Progress(Clock::duration::zero());
     if (idle_rounds <= kPausesForWaiting) {
       CpuPause();
       continue;
