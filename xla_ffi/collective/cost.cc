@@ -110,6 +110,7 @@ double InsideSeconds(OpKind op, double bytes, const GroupShape& shape, int32_t l
   const double all = ranks * shape.hosts;
   switch (op) {
     case OpKind::kBarrier:
+    case OpKind::kAllReduceRmsNorm:  // on GPUs only
       return 2 * path.alpha;
     case OpKind::kAllReduce:  // shown by each, added by the lanes, read by each
       return 2 * path.alpha + 2 * bytes * path.beta + ranks * bytes / lanes * model.gamma;

@@ -10,6 +10,7 @@ WireWriter Directory::Announcement::ToMessage() const {
   WireWriter message(MessageType::kInstance);
   message.Add(key).Add(size).Add(position).Add(member.rank).Add(member.cell);
   message.Add(uint32_t{member.first_run_id.has_value()}).Add(member.first_run_id.value_or(0));
+  message.Add(member.salt);
   message.Add(std::string_view(label)).Add(std::string_view(source));
   return message;
 }
@@ -24,6 +25,7 @@ std::optional<Directory::Announcement> Directory::Announcement::FromMessage(Wire
   announcement.member.cell = message.Get<uint32_t>();
   const bool known = message.Get<uint32_t>() != 0;
   const auto first_run_id = message.Get<uint32_t>();
+  announcement.member.salt = message.Get<uint64_t>();
   if (known) announcement.member.first_run_id = first_run_id;
   announcement.label = message.GetString();
   announcement.source = message.GetString();

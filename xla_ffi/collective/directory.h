@@ -20,6 +20,7 @@ class Directory {
     int process = -1;
     uint32_t cell = 0;
     std::optional<uint32_t> first_run_id;  // of the executable, where the member's process knows it
+    uint64_t salt = 0;                     // see Participant::salt_
     bool retired = false;
   };
   struct Announcement {

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <thread>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "memory/copy.h"
 #include "os/interfaces.h"
@@ -308,8 +309,9 @@ void Fabric::Announce(const Participant& participant) {
   announcement.key = participant.key();
   announcement.size = static_cast<uint32_t>(participant.size());
   announcement.position = static_cast<uint32_t>(participant.position());
-  announcement.member = {participant.rank(), process_, participant.cell_index(),
-                         participant.first_run_id(), false};
+  announcement.member = {participant.rank(),       process_,
+                         participant.cell_index(), participant.first_run_id(),
+                         participant.own_salt_,    false};
   announcement.label = participant.spec().label;
   announcement.source = SiteRegistry::Get().Source(participant.spec().site);
   AddToDirectory(announcement);
@@ -325,6 +327,12 @@ void Fabric::Announce(const Participant& participant) {
     }
   }
   Ring(peers_[static_cast<size_t>(process_)].header);
+}
+
+uint64_t Fabric::NewSalt() {
+  // Relaxed: only the numbers matter.
+  static std::atomic<uint64_t> last{0};
+  return Hasher().Add(nonce_).Add(last.fetch_add(1, std::memory_order_relaxed)).Finish();
 }
 
 PeerView Fabric::View(const Directory::Member& member) const {

@@ -127,6 +127,8 @@ class Fabric {
   // Null where all processes are on this host.
   MessageEndpoint* messages() const { return messages_.get(); }
   std::optional<StagingPool::Block> TryAllocateStaging(uint64_t bytes, Participant& user);
+  // No other process, and no other call of this one, gets the same.
+  uint64_t NewSalt();
   void FreeStaging(StagingPool::Block block) { staging_->Free(block); }
 
   // Sleeps until somebody rings this process, unless `done()` says there is no need to.
@@ -256,6 +258,7 @@ class Fabric {
   Directory directory_;
   std::unique_ptr<MessageEndpoint> messages_;  // where processes are on several hosts
   uint32_t window_region_ = 0;
+  uint64_t nonce_ = 0;  // random where there are other hosts
   std::mutex links_mutex_;
 
   mutable std::mutex mutex_;  // communicators, participants, failure, stuck reports

@@ -1,5 +1,8 @@
 // The processes of other hosts: mirrors of their windows here, and the channels to theirs.
+#include <sys/random.h>
+
 #include <algorithm>
+#include <cerrno>
 
 #include "collective/fabric.h"
 #include "transport/tcp/tcp.h"
@@ -26,6 +29,9 @@ Status Fabric::BindMessages(const Mesh::Job& job) {
       std::chrono::duration<double>(options_.connect_timeout));
   JF_ASSIGN_OR_RETURN(messages_,
                       BindTcp(tcp, process_, static_cast<int>(peers_.size()), kNoWindow));
+  if (::getrandom(&nonce_, sizeof(nonce_), 0) != sizeof(nonce_)) {
+    return ErrnoStatus("getrandom", errno);
+  }
   messages_->SetArrivalHandler([this] {
     // Orders what has arrived before the look at `sleepers`, as in Participant::RingPeers.
     std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -105,7 +105,7 @@ bool Op::Setup() {
     const auto launch =
         static_cast<int32_t>(static_cast<uint32_t>(own_run_id_) - participant_.launch_base_);
     if (launch >= 0) {
-      tag_ = MakeTag(static_cast<uint32_t>(launch), occurrence_);
+      tag_ = MakeTag(static_cast<uint32_t>(launch), occurrence_) ^ participant_.salt_;
       stage_ = Stage::kClaim;
       return true;
     }
@@ -244,12 +244,14 @@ void Op::Publish() {
   previous_tag_ = seen->tag.load(std::memory_order_relaxed);
   seen->key.store(participant_.key_, std::memory_order_relaxed);
   seen->call.store(participant_.call_, std::memory_order_relaxed);
-  seen->tag.store(tag_, std::memory_order_relaxed);
+  seen->tag.store(plain_tag(), std::memory_order_relaxed);
   seen->core.store(CurrentCore(), std::memory_order_relaxed);
   // Release: the line, the staged bytes and the counters before it.
   line.tag.store(tag_, std::memory_order_release);
   Announce();
 }
+
+uint64_t Op::plain_tag() const { return tag_ ^ participant_.salt_; }
 
 Slot* Op::Look(int peer) const {
   Cell* cell = participant_.peers_[static_cast<size_t>(peer)].cell;

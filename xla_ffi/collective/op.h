@@ -48,6 +48,8 @@ class Op {
   // Whether it is known which launch of its executable this is, among those of equal ones.
   bool numbered() const { return numbered_; }
   uint64_t tag() const { return tag_; }
+  // Launch and occurrence: see MakeTag().
+  uint64_t plain_tag() const;
   int slot() const { return slot_; }
   // Position of a peer that this execution waits for, -1 if it is none in particular. Found without
   // a search: there may be others, and one of those may be the one that holds everybody up.

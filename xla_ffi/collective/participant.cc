@@ -145,7 +145,7 @@ bool Participant::Prepare(Op& op) {
     op.Fail(late);
     return true;
   }
-  op.tag_ = MakeTag(static_cast<uint32_t>(launch), op.occurrence_);
+  op.tag_ = MakeTag(static_cast<uint32_t>(launch), op.occurrence_) ^ salt_;
   return true;
 }
 
@@ -155,6 +155,7 @@ bool Participant::ResolvePeers(int64_t run_id, std::optional<int32_t> settled) {
     if (!cell_) return false;  // the progress thread reports it at the deadline
     cell_index_ = *cell_;
     mine_ = fabric_.OwnCell(*cell_);
+    if (fabric_.messages() != nullptr) own_salt_ = fabric_.NewSalt();
     fabric_.Announce(*this);
   }
   const auto members = fabric_.directory().Complete(key_);
@@ -195,7 +196,12 @@ bool Participant::ResolvePeers(int64_t run_id, std::optional<int32_t> settled) {
   sizes.ragged_sizes = plan_.ragged;
   const Topology topology = fabric_.TopologyOf(peers_, one_process);
   plan_ = Plan(spec_, size(), position_, sizes, topology);
-  if (!topology.host_of.empty() && !FindRemotes()) return false;
+  if (!topology.host_of.empty()) {
+    Hasher salts;
+    for (const Directory::Member& member : *members) salts.Add(member.salt);
+    salt_ = salts.Finish();
+    if (!FindRemotes()) return false;
+  }
   // Positions of two meshes may be equal where their ranks are not.
   plan_.header ^= static_cast<uint32_t>(Hasher().Add(std::span<const int64_t>(ranks)).Finish());
   for (SlotState& slot : slots_) {

@@ -167,6 +167,11 @@ class Participant {
   std::optional<uint32_t> first_run_id_;  // of the executable; set before the announcement
   uint64_t group_hash_ = 0;
   uint32_t launch_base_ = 0;  // run id of launch 0
+  // In every tag of the instance, the same on all ranks: a mirror may still show, and even get,
+  // what an earlier instance has left in the cell. Zero where all ranks are on one host, whose
+  // cells are cleared before they are used again.
+  uint64_t salt_ = 0;
+  uint64_t own_salt_ = 0;  // this rank's share in it
 
   std::atomic<bool> entered_{false};
   std::atomic<int> active_{0};

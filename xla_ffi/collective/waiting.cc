@@ -14,7 +14,7 @@ bool Participant::InStep(const Op& op) const {
   const uint64_t call = seen->call.load(std::memory_order_relaxed);
   const uint64_t tag = seen->tag.load(std::memory_order_relaxed);
   return (call == op.previous_call_ && tag == op.previous_tag_) ||
-         (call == call_ && tag == op.tag());
+         (call == call_ && tag == op.plain_tag());
 }
 
 bool Participant::OnThisCore(const Op& op) const {

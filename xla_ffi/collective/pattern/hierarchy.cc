@@ -48,6 +48,7 @@ Stages StagesOf(OpKind op) {
     case OpKind::kBroadcast:
       return {.parts = Parts::kBytes, .all_read_all = true};
     case OpKind::kBarrier:
+    case OpKind::kAllReduceRmsNorm:  // on GPUs only
       break;
   }
   return {};

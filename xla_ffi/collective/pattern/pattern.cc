@@ -268,6 +268,8 @@ bool HasPattern(PatternKind kind, OpKind op) {
       return kind == kTree || kind == kDirect;
     case OpKind::kBarrier:
       return kind == kDissemination || kind == kRecursiveDoubling;
+    case OpKind::kAllReduceRmsNorm:  // on GPUs only
+      return false;
   }
   return false;
 }
