@@ -1,6 +1,7 @@
 #include "os/acceptor.h"
 
 #include <sys/epoll.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,6 +16,7 @@ namespace {
 // Connections accepted at once: the others have their turn between.
 constexpr int kMostAtOnce = 64;
 constexpr std::chrono::milliseconds kPause{200};
+constexpr uint64_t kTimer = 1;
 
 }  // namespace
 
@@ -29,12 +31,27 @@ Result<std::unique_ptr<Acceptor>> Acceptor::Create(UniqueFd listener, const JobI
   if (::epoll_ctl(acceptor->fd(), EPOLL_CTL_ADD, acceptor->listener_.get(), &event) != 0) {
     return ErrnoStatus("epoll_ctl", errno);
   }
+  // Of the clock that Clock is.
+  acceptor->timer_ = UniqueFd(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!acceptor->timer_.valid()) return ErrnoStatus("timerfd_create", errno);
+  event.data.u64 = kTimer;
+  if (::epoll_ctl(acceptor->fd(), EPOLL_CTL_ADD, acceptor->timer_.get(), &event) != 0) {
+    return ErrnoStatus("epoll_ctl", errno);
+  }
   return acceptor;
 }
 
-Clock::time_point Acceptor::next_deadline() const {
-  if (pending_.empty()) return paused_until_;
-  return std::min(pending_.begin()->second.deadline, paused_until_);
+void Acceptor::SetTimer() {
+  const auto next =
+      pending_.empty() ? paused_until_ : std::min(pending_.begin()->second.deadline, paused_until_);
+  itimerspec at{};  // zero: never
+  if (next != Clock::time_point::max()) {
+    const auto time = std::chrono::ceil<std::chrono::nanoseconds>(next.time_since_epoch());
+    at.it_value.tv_sec = static_cast<time_t>(time.count() / 1000000000);
+    at.it_value.tv_nsec = static_cast<long>(time.count() % 1000000000);
+  }
+  // Sets it back, too, if it has gone off.
+  ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &at, nullptr);
 }
 
 std::vector<Acceptor::Accepted> Acceptor::Advance() {
@@ -46,7 +63,7 @@ std::vector<Acceptor::Accepted> Acceptor::Advance() {
   for (int i = 0; i < ready; ++i) {
     if (events[i].data.u64 == 0) {
       calls = true;
-    } else {
+    } else if (events[i].data.u64 != kTimer) {
       AdvanceOne(events[i].data.u64, accepted);
     }
   }
@@ -56,6 +73,7 @@ std::vector<Acceptor::Accepted> Acceptor::Advance() {
     Drop(pending_.begin()->first, Refusal::kTooSlow);
   }
   if (paused_until_ <= now) Listen(true);
+  SetTimer();
   return accepted;
 }
 
