@@ -49,6 +49,7 @@ Status ErrnoStatus(std::string_view what, int error_number) {
     case ENFILE:
     case ENOMEM:
     case ENOSPC:
+    case ENOBUFS:
       code = Code::kResourceExhausted;
       break;
     case ESRCH:

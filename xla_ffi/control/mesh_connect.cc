@@ -144,10 +144,8 @@ Status Mesh::BeCalled(const std::vector<Peer>& peers, const JobIdentity& identit
                         Acceptor::Create(std::move(tcp_listener_), identity, Purpose::kControl));
   }
   while (missing > 0) {
-    const Deadline wait(
-        std::min(deadline.at(), acceptor ? acceptor->next_deadline() : Clock::time_point::max()));
     pollfd waiting[] = {{listener_.get(), POLLIN, 0}, {acceptor ? acceptor->fd() : -1, POLLIN, 0}};
-    if (::poll(waiting, 2, PollMilliseconds(wait)) < 0 && errno != EINTR) {
+    if (::poll(waiting, 2, PollMilliseconds(deadline)) < 0 && errno != EINTR) {
       return ErrnoStatus("poll", errno);
     }
     const int before = missing;

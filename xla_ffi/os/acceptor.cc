@@ -1,8 +1,11 @@
 #include "os/acceptor.h"
 
 #include <sys/epoll.h>
+#include <sys/timerfd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <string>
 
 #include "base/log.h"
@@ -12,6 +15,8 @@ namespace {
 
 // Connections accepted at once: the others have their turn between.
 constexpr int kMostAtOnce = 64;
+constexpr std::chrono::milliseconds kPause{200};
+constexpr uint64_t kTimer = 1;
 
 }  // namespace
 
@@ -26,11 +31,27 @@ Result<std::unique_ptr<Acceptor>> Acceptor::Create(UniqueFd listener, const JobI
   if (::epoll_ctl(acceptor->fd(), EPOLL_CTL_ADD, acceptor->listener_.get(), &event) != 0) {
     return ErrnoStatus("epoll_ctl", errno);
   }
+  // Of the clock that Clock is.
+  acceptor->timer_ = UniqueFd(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!acceptor->timer_.valid()) return ErrnoStatus("timerfd_create", errno);
+  event.data.u64 = kTimer;
+  if (::epoll_ctl(acceptor->fd(), EPOLL_CTL_ADD, acceptor->timer_.get(), &event) != 0) {
+    return ErrnoStatus("epoll_ctl", errno);
+  }
   return acceptor;
 }
 
-Clock::time_point Acceptor::next_deadline() const {
-  return pending_.empty() ? Clock::time_point::max() : pending_.begin()->second.deadline;
+void Acceptor::SetTimer() {
+  const auto next =
+      pending_.empty() ? paused_until_ : std::min(pending_.begin()->second.deadline, paused_until_);
+  itimerspec at{};  // zero: never
+  if (next != Clock::time_point::max()) {
+    const auto time = std::chrono::ceil<std::chrono::nanoseconds>(next.time_since_epoch());
+    at.it_value.tv_sec = static_cast<time_t>(time.count() / 1000000000);
+    at.it_value.tv_nsec = static_cast<long>(time.count() % 1000000000);
+  }
+  // Sets it back, too, if it has gone off.
+  ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &at, nullptr);
 }
 
 std::vector<Acceptor::Accepted> Acceptor::Advance() {
@@ -42,20 +63,35 @@ std::vector<Acceptor::Accepted> Acceptor::Advance() {
   for (int i = 0; i < ready; ++i) {
     if (events[i].data.u64 == 0) {
       calls = true;
-    } else {
+    } else if (events[i].data.u64 != kTimer) {
       AdvanceOne(events[i].data.u64, accepted);
     }
   }
   if (calls) Accept(accepted);
   const auto now = Clock::now();
-  while (next_deadline() <= now) Drop(pending_.begin()->first, Refusal::kTooSlow);
+  while (!pending_.empty() && pending_.begin()->second.deadline <= now) {
+    Drop(pending_.begin()->first, Refusal::kTooSlow);
+  }
+  if (paused_until_ <= now) Listen(true);
+  SetTimer();
   return accepted;
+}
+
+// A listener whose callers cannot be accepted would be ready all the time.
+void Acceptor::Listen(bool listen) {
+  epoll_event event{};
+  if (listen) event.events = EPOLLIN;
+  ::epoll_ctl(fd(), EPOLL_CTL_MOD, listener_.get(), &event);
+  paused_until_ = listen ? Clock::time_point::max() : Clock::now() + kPause;
+  if (listen || pending_.empty()) return;
+  Drop(pending_.begin()->first, Refusal::kTooMany);
 }
 
 void Acceptor::Accept(std::vector<Accepted>& accepted) {
   for (int i = 0; i < kMostAtOnce; ++i) {
     TcpAddress address;
     auto socket = TryAcceptTcp(listener_.get(), &address);
+    if (socket.status().code() == Code::kResourceExhausted) return Listen(false);
     if (!socket.ok() || !socket->has_value()) return;
     if (pending_.size() >= limits_.pending) Drop(pending_.begin()->first, Refusal::kTooMany);
     const uint64_t id = ++last_id_;

@@ -41,10 +41,8 @@ class Acceptor {
     return Create(std::move(listener), own, purpose, Limits());
   }
 
-  // Readable when Advance() has something to do (for poll or epoll).
+  // Readable when Advance() has something to do, be it to drop who is too slow (for poll or epoll).
   int fd() const { return epoll_.get(); }
-  // The latest moment to call Advance() all the same, to drop who is too slow; max if nobody waits.
-  Clock::time_point next_deadline() const;
   // Does what can be done now, without waiting. A process may come twice: that is for the caller.
   std::vector<Accepted> Advance();
 
@@ -67,16 +65,21 @@ class Acceptor {
   Acceptor(UniqueFd listener, const JobIdentity& own, Purpose purpose, Limits limits)
       : listener_(std::move(listener)), own_(own), purpose_(purpose), limits_(limits) {}
   void Accept(std::vector<Accepted>& accepted);
+  void Listen(bool listen);
+  void SetTimer();
   void AdvanceOne(uint64_t id, std::vector<Accepted>& accepted);
   void Drop(uint64_t id, Refusal reason);
 
   UniqueFd listener_;
   UniqueFd epoll_;
+  UniqueFd timer_;
   const JobIdentity own_;
   const Purpose purpose_;
   const Limits limits_;
-  uint64_t last_id_ = 0;                 // 0 stands for the listener
+  uint64_t last_id_ = 1;                 // 0 stands for the listener, 1 for the timer
   std::map<uint64_t, Pending> pending_;  // oldest first
+  // While there are no descriptors for those who call: when to look again; else max.
+  Clock::time_point paused_until_ = Clock::time_point::max();
   bool logged_ = false;
   std::array<std::atomic<uint64_t>, static_cast<size_t>(Refusal::kLast) + 1> refused_{};
 };

@@ -196,10 +196,6 @@ Result<std::optional<UniqueFd>> TryAcceptTcp(int listener, TcpAddress* peer) {
       case ENOPROTOOPT:
         continue;  // errors of that one connection: there may be others
       case EAGAIN:
-      case EMFILE:  // strangers may have taken the last descriptor; it comes back
-      case ENFILE:
-      case ENOBUFS:
-      case ENOMEM:
         return std::optional<UniqueFd>();
       default:
         return ErrnoStatus("accepting a TCP connection", errno);

@@ -75,8 +75,9 @@ Status SetTcpOptions(int socket, const TcpOptions& options);
 // Listens at the IP of `address` on a free port of the range, and puts the port into `address`.
 // kResourceExhausted, with the range and the setting, if none is free.
 Result<UniqueFd> ListenTcp(TcpAddress* address, PortRange ports, const TcpOptions& options = {});
-// An empty optional when no connection is pending, or it cannot be taken for now.
-// `peer` becomes the caller's address. The options of the listener are inherited.
+// An empty optional when no connection is pending; kResourceExhausted when there are no descriptors
+// or no memory for one: it stays pending. `peer` becomes the caller's address. The options of the
+// listener are inherited.
 Result<std::optional<UniqueFd>> TryAcceptTcp(int listener, TcpAddress* peer);
 
 // Begins to connect. When the socket is writable, FinishConnectTcp tells how it went.

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -21,7 +22,9 @@ namespace {
 using Step = Handshake::Step;
 using Bytes = std::vector<std::byte>;
 
-JobIdentity Identity(uint32_t process) { return {"0123456789abcdef0123456789abcdef", 7, process, 4}; }
+JobIdentity Identity(uint32_t process) {
+  return {"0123456789abcdef0123456789abcdef", 7, process, 4};
+}
 
 // What one end sends next, and gives it to the other: at most `most` bytes at a time.
 Bytes Carry(Handshake& from, Handshake& to, size_t most = 1000) {
@@ -225,8 +228,7 @@ class AcceptorTest : public ::testing::Test {
   void AdvanceUntil(Done done) {
     const Deadline deadline = Deadline::AfterSeconds(20);
     while (!done() && !deadline.expired()) {
-      const auto until = std::min(acceptor_->next_deadline(), deadline.at());
-      WaitForSocket(acceptor_->fd(), POLLIN, Deadline(until));
+      WaitForSocket(acceptor_->fd(), POLLIN, deadline);
       for (auto& accepted : acceptor_->Advance()) accepted_.push_back(std::move(accepted));
     }
     EXPECT_TRUE(done());
@@ -304,7 +306,7 @@ TEST_F(AcceptorTest, DropsWhoLeavesAndWhoIsSilent) {
   const UniqueFd half = Say(std::string_view("hfaj\1\0\0\0half a header", 21));
   AdvanceUntil([&] { return acceptor_->refused(Refusal::kTooSlow) == 2; });
   EXPECT_EQ(acceptor_->pending(), 0u);
-  EXPECT_EQ(acceptor_->next_deadline(), Clock::time_point::max());
+  EXPECT_FALSE(WaitForSocket(acceptor_->fd(), POLLIN, Deadline(Clock::now())));
   CallAndExpectAccepted();
 }
 
@@ -323,6 +325,31 @@ TEST_F(AcceptorTest, AThousandStrangersKeepNobodyOut) {
   CallAndExpectAccepted();
   EXPECT_LE(acceptor_->pending(), kPending);
   EXPECT_GE(acceptor_->refused(Refusal::kTooMany), 100u);
+}
+
+TEST_F(AcceptorTest, WithoutDescriptorsItWaitsUntilThereAreSome) {
+  const UniqueFd stranger = Connect();
+  AdvanceUntil([&] { return acceptor_->pending() == 1; });
+  UniqueFd socket = Connect();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 3;  // of those that are open none is closed
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const bool ready = WaitForSocket(acceptor_->fd(), POLLIN, Deadline::AfterSeconds(20));
+  const bool accepted = !acceptor_->Advance().empty();
+  const bool ready_again = WaitForSocket(acceptor_->fd(), POLLIN, Deadline(Clock::now()));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(ready);
+  EXPECT_FALSE(accepted);
+  EXPECT_FALSE(ready_again) << "whoever waits for it would never sleep";
+  EXPECT_EQ(acceptor_->refused(Refusal::kTooMany), 1u);  // made room
+  Handshake caller = Handshake::Call(Identity(3), 0, Purpose::kData, 5);
+  AdvanceUntil([&] {
+    caller.Advance(socket.get());
+    return !accepted_.empty();
+  });
+  accepted_.clear();
 }
 
 TEST_F(AcceptorTest, ACallOfAnEarlierStartIsRefused) {
