@@ -55,6 +55,13 @@ class MessageChannel : public Channel {
   virtual Status status() const = 0;
 };
 
+// Since Bind().
+struct MessageCounters {
+  uint64_t refused = 0;    // connections of strangers, or whose handshake failed
+  uint64_t malformed = 0;  // connections that were closed because of what came on them
+  uint64_t wakeups = 0;    // times that the endpoint's own thread came back from the kernel
+};
+
 class MessageEndpoint : public Endpoint {
  public:
   // Connect() for callers that post. The connection itself is opened with the first post.
@@ -70,11 +77,13 @@ class MessageEndpoint : public Endpoint {
   // the same when nobody calls this, stays asleep meanwhile.
   virtual bool Progress(Clock::duration wait) = 0;
   // Called when words or signals have come, by the thread that received them, without a lock held.
-  // Set before the first Connect().
+  // Set both handlers before anybody is told the address; they are called until the endpoint is
+  // destroyed.
   virtual void SetArrivalHandler(std::function<void()> handler) = 0;
   // Called once per peer whose connection is lost for good, with the reason; not for one that has
-  // closed its endpoint in order. Without a lock held. Set before the first Connect().
+  // closed its endpoint in order, or has aborted its channel. Without a lock held.
   virtual void SetLostHandler(std::function<void(int peer, const Status& reason)> handler) = 0;
+  virtual MessageCounters counters() const = 0;
 };
 
 }  // namespace jaxfabric

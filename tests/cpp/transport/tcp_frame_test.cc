@@ -223,7 +223,7 @@ TEST(TcpFrames, RefusesWhatMakesNoSense) {
       with(signal, [](auto& h) { h.magic ^= 1; }),
       with(signal, [](auto& h) { h.version = 2; }),
       with(signal, [](auto& h) { h.type = FrameType(0); }),
-      with(signal, [](auto& h) { h.type = FrameType(11); }),
+      with(signal, [](auto& h) { h.type = FrameType(12); }),
       with(signal, [](auto& h) { h.type = FrameType(255); }),
       with(signal, [](auto& h) { h.lane = 1; }),
       with(signal, [](auto& h) { h.region = 1; }),
@@ -248,6 +248,7 @@ TEST(TcpFrames, RefusesWhatMakesNoSense) {
       with(Header(FrameType::kFence), [](auto& h) { h.length = 8 * kMaxLanes + 8; }),
       with(Header(FrameType::kFence), [](auto& h) { h.length = 8, h.offset = 1; }),
       with(Header(FrameType::kFlush), [](auto& h) { h.region = 1; }),
+      with(Header(FrameType::kFarewell), [](auto& h) { h.offset = 1; }),
       Header(FrameType::kFlush, 666),  // the sink says so
   };
   for (const FrameHeader& header : headers) {

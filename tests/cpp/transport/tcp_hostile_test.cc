@@ -58,6 +58,7 @@ TEST_F(TcpHostileTest, AMalformedFrameEndsTheConnectionOfItsPeerOnly) {
     good.Word(0, 4);
     ASSERT_TRUE(end.AwaitWord(0, 4)) << "another peer is not concerned";
     EXPECT_EQ(end.lost().size(), 1u);
+    EXPECT_EQ(end.endpoint->counters().malformed, 1u);
   }
 }
 
@@ -89,6 +90,8 @@ TEST_F(TcpHostileTest, StrangersAreDropped) {
   RawPeer peer(end_, 2);
   peer.Word(0, 1);
   EXPECT_TRUE(end_.AwaitWord(0, 1));
+  EXPECT_TRUE(end_.Await([&] { return end_.endpoint->counters().refused == 20; }));
+  EXPECT_EQ(end_.endpoint->counters().malformed, 0u);
 }
 
 TEST_F(TcpHostileTest, ALostPeerIsNamedWithTheReason) {

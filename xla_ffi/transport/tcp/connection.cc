@@ -89,7 +89,7 @@ void Peer::OnAccept(uint64_t attempt) {
 void Peer::BecomeUp() {
   SetState(State::kUp);
   for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].socket = sockets_[i];
-  up_.store(true, std::memory_order_release);
+  up_.store(true, std::memory_order_seq_cst);  // as in up()
 }
 
 void Peer::OnEnd(Socket* socket, const Status& reason, bool refused) {
@@ -202,6 +202,11 @@ bool Peer::AllSent() const {
   return state_ == State::kIdle || state_ == State::kFailed ||
          std::all_of(lanes_.begin(), lanes_.end(),
                      [](const Lane& lane) { return lane.queue.empty() && !lane.sending; });
+}
+
+bool Peer::Parted() const {
+  const std::lock_guard lock(mutex_);
+  return state_ != State::kUp || parted_;
 }
 
 void Peer::CloseForWriting() {

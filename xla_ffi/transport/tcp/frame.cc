@@ -30,6 +30,7 @@ const char* CheckHeader(const FrameHeader& header) {
     case FrameType::kAccept:
     case FrameType::kFlush:
     case FrameType::kFlushed:
+    case FrameType::kFarewell:
       if (header.region != 0 || header.offset != 0) return "has a place";
       break;
     case FrameType::kSignal:

@@ -38,7 +38,8 @@ enum class FrameType : uint8_t {
   kFlush = 7,     // asks for kFlushed with the same value
   kFlushed = 8,   // all before the kFlush of that value is in place
   kAbort = 9,     // the sender has given this channel up
-  kGoodbye = 10,  // the sender sends nothing more: what ends the connection now is no failure
+  kGoodbye = 10,  // the sender closes: what ends the connection after this is no failure
+  kFarewell = 11,  // answers kGoodbye, behind all posts; asks for kFlushed with the same value
 };
 
 struct FrameHeader {

@@ -81,15 +81,21 @@ void Hub::Close() {
     return result;
   };
   poller_.WaitUntil([&] { return all(&Peer::AllSent); }, Deadline::After(kLinger));
+  // A peer that flushes is answered, and what it has not read yet is not taken from it, as closing
+  // a socket with unread data would.
+  poller_.WaitUntil([&] { return all(&Peer::Parted) && all(&Peer::AllSent); },
+                    Deadline::After(kAwaitEnd));
   ForEachPeer([](Peer& peer) { peer.CloseForWriting(); });
-  // Closing a socket with unread data would take from the peer what it has not read yet.
   poller_.WaitUntil([&] { return all(&Peer::Ended); }, Deadline::After(kAwaitEnd));
   poller_.Stop();
   ForEachPeer([](Peer& peer) {
     peer.Fail(Status(Code::kUnavailable, "the own endpoint is closed"), false);
   });
   poller_.Unwatch(acceptor_->fd());
-  acceptor_.reset();
+  {
+    const std::lock_guard lock(accepting_);
+    acceptor_.reset();
+  }
   std::unordered_map<uint64_t, std::shared_ptr<Socket>> rest;
   {
     const std::lock_guard lock(mutex_);
@@ -139,7 +145,7 @@ void Hub::Handle(uint64_t id, uint32_t) {
 
 void Hub::Accept() {
   const std::unique_lock lock(accepting_, std::try_to_lock);
-  if (!lock) return;
+  if (!lock || acceptor_ == nullptr) return;
   for (Acceptor::Accepted& accepted : acceptor_->Advance()) {
     (void)Watch(std::make_shared<Socket>(this, std::move(accepted.socket), accepted.process,
                                          accepted.stripe));
@@ -155,8 +161,16 @@ void Hub::Tick() {
   ForEachPeer([now](Peer& peer) { peer.Expire(now); });
 }
 
+MessageCounters Hub::counters() const {
+  MessageCounters counters;
+  counters.malformed = malformed_.load(std::memory_order_relaxed);
+  counters.wakeups = poller_.wakeups();
+  const std::lock_guard lock(accepting_);
+  if (acceptor_ != nullptr) counters.refused = acceptor_->refused();
+  return counters;
+}
+
 void Hub::CountMalformed(const std::string& what) {
-  // relaxed: a statistic.
   if (malformed_.fetch_add(1, std::memory_order_relaxed) == 0) {
     Log(LogLevel::kWarning, StrCat("tcp: a connection is closed that carries what is malformed, ",
                                    what, "; later ones are only counted"));

@@ -52,8 +52,7 @@ class Hub {
   void Forget(const Socket& socket);
   uint64_t NextId() { return last_id_.fetch_add(1, std::memory_order_relaxed) + 1; }
   void CountMalformed(const std::string& what);
-  uint64_t malformed() const { return malformed_.load(std::memory_order_relaxed); }  // a statistic
-  uint64_t refused() const { return acceptor_->refused(); }
+  MessageCounters counters() const;
 
  private:
   static constexpr auto kLinger = std::chrono::seconds(1);
@@ -74,14 +73,15 @@ class Hub {
   Regions regions_;
   TcpAddress address_;
   JobIdentity identity_;
-  std::mutex accepting_;  // of the acceptor; who does not get it leaves the work to the other
+  mutable std::mutex
+      accepting_;  // of the acceptor; who does not get it leaves the work to the other
   std::unique_ptr<Acceptor> acceptor_;
   bool strangers_ = false;  // some are within their handshake
   std::mutex mutex_;        // of the two maps; nothing else is locked while it is held
   std::map<int, std::unique_ptr<Peer>> peers_;
   std::unordered_map<uint64_t, std::shared_ptr<Socket>> sockets_;
-  std::atomic<uint64_t> last_id_{0};  // relaxed: only has to differ
-  std::atomic<uint64_t> malformed_{0};
+  std::atomic<uint64_t> last_id_{0};    // relaxed: only has to differ
+  std::atomic<uint64_t> malformed_{0};  // relaxed: a statistic
   bool closed_ = false;
   Poller poller_;
 };

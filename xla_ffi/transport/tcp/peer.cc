@@ -54,11 +54,12 @@ Result<uint64_t> Peer::Post(const FrameHeader& header, std::span<const std::byte
   }
   if (state_ == State::kFailed) return failure_;
   const size_t bytes = header.type == FrameType::kWord ? 8 : body.size();
-  if (header.region == kWindowRegion &&
-      (header.offset > window_bytes_ || bytes > window_bytes_ - header.offset)) {
-    return Status(Code::kOutOfRange, StrCat("a put of ", bytes, " bytes at offset ", header.offset,
-                                            " does not fit the window of peer ", number_,
-                                            ", which has ", window_bytes_, " bytes"));
+  const uint64_t room = header.region == kWindowRegion ? window_bytes_ : ~uint64_t{0};
+  const auto where = header.region == kWindowRegion ? "the window" : "any region";
+  if (header.offset > room || bytes > room - header.offset) {
+    return Status(Code::kOutOfRange,
+                  StrCat("a put of ", bytes, " bytes at offset ", header.offset, " does not fit ",
+                         where, " of peer ", number_, ", which has ", room, " bytes"));
   }
   if (CopiedBytes() > hub_->options().max_queued_bytes) {
     return Status(Code::kResourceExhausted,
@@ -66,6 +67,7 @@ Result<uint64_t> Peer::Post(const FrameHeader& header, std::span<const std::byte
                          " bytes of small messages wait to be sent to it"));
   }
   const uint64_t ticket = ++posted_;
+  unflushed_ = true;
   if (header.type == FrameType::kPut) {
     AppendPut(header, body, ticket);
   } else {
@@ -149,8 +151,9 @@ void Peer::AppendTo(int lane, const FrameHeader& header, std::span<const std::by
 
 Result<uint64_t> Peer::PostFlush() {
   const std::lock_guard lock(mutex_);
+  if (!unflushed_) return flushes_;
   if (state_ == State::kFailed) return failure_;
-  if (posted_ == 0) return uint64_t{0};
+  unflushed_ = false;
   FrameHeader flush{.type = FrameType::kFlush};
   flush.value = ++flushes_;
   AppendInOrder(flush, {}, {}, ++posted_);
@@ -158,49 +161,50 @@ Result<uint64_t> Peer::PostFlush() {
 }
 
 Status Peer::Push() {
-  for (size_t i = 0; i < lanes_.size(); ++i) Send(static_cast<int>(i));
+  // In turn, so that all lanes are busy.
+  for (bool more = true; more;) {
+    more = false;
+    for (size_t i = 0; i < lanes_.size(); ++i) more |= Send(static_cast<int>(i));
+  }
   return status();
 }
 
-void Peer::Send(int index) {
+bool Peer::Send(int index) {
   constexpr size_t kParts = 32;
   constexpr size_t kBytesAtOnce = 1 << 20;
   std::unique_lock lock(mutex_);
   Lane& lane = lanes_[static_cast<size_t>(index)];
   if (lane.sending) {
     lane.again = true;
-    return;
+    return false;
   }
-  bool sent = false;
-  Status error;
-  std::shared_ptr<Socket> socket;
-  while (state_ == State::kUp && !lane.queue.empty()) {
-    iovec parts[kParts];
-    msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = lane.queue.Gather(parts, kBytesAtOnce);
-    socket = lane.socket;
-    lane.sending = true;
-    lane.again = false;
-    lock.unlock();
-    const ssize_t count = ::sendmsg(socket->fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    const int number = errno;
-    lock.lock();
-    lane.sending = false;
-    if (count >= 0) {
-      lane.queue.Consume(static_cast<size_t>(count));
-      UpdateSent();
-      sent = true;
-    } else if (number == EAGAIN || number == EWOULDBLOCK) {
-      if (!lane.again) break;  // else there may be room since
-    } else if (number != EINTR) {
-      error = ErrnoStatus("sending", number);
-      break;
-    }
-  }
+  if (state_ != State::kUp || lane.queue.empty()) return false;
+  const std::shared_ptr<Socket> socket = lane.socket;
+  iovec parts[kParts];
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = lane.queue.Gather(parts, kBytesAtOnce);
+  lane.sending = true;
+  lane.again = false;
   lock.unlock();
-  if (!error.ok()) OnEnd(socket.get(), error, false);
-  if (sent) hub_->poller().Changed();
+  const ssize_t count = ::sendmsg(socket->fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const int error = errno;
+  lock.lock();
+  lane.sending = false;
+  if (count >= 0) {
+    lane.queue.Consume(static_cast<size_t>(count));
+    UpdateSent();
+    const bool more = !lane.queue.empty() && state_ == State::kUp;
+    lock.unlock();
+    hub_->poller().Changed();
+    return more;
+  }
+  // Somebody may have been told meanwhile that there is room, and has left it to this thread.
+  if (error == EAGAIN || error == EWOULDBLOCK) return lane.again;
+  lock.unlock();
+  if (error == EINTR) return true;
+  OnEnd(socket.get(), ErrnoStatus("sending", error), false);
+  return false;
 }
 
 void Peer::UpdateSent() {
@@ -225,9 +229,22 @@ const char* Peer::OnFrame(const FrameHeader& header) {
     case FrameType::kAbort:
       aborted_by_peer_.store(true, std::memory_order_release);
       return nullptr;
-    default: {  // kGoodbye
+    case FrameType::kGoodbye: {
+      uint64_t flush;
+      {
+        const std::lock_guard lock(mutex_);
+        left_ = true;
+        // Who has been told to flush, or is about to, learns whether all has come.
+        if (std::exchange(unflushed_, false)) ++flushes_;
+        flush = flushes_;
+      }
+      (void)PostControl(FrameType::kFarewell, flush);
+      return nullptr;
+    }
+    default: {  // kFarewell
+      (void)PostControl(FrameType::kFlushed, header.value);
       const std::lock_guard lock(mutex_);
-      left_ = true;
+      parted_ = true;
       return nullptr;
     }
   }
@@ -244,7 +261,8 @@ Status Peer::PostControl(FrameType type, uint64_t value) {
     header.value = value;
     AppendInOrder(header, {}, {}, ++posted_);
   }
-  Send(0);
+  while (Send(0)) {
+  }
   return OkStatus();
 }
 

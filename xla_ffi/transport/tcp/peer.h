@@ -52,14 +52,15 @@ class Peer {
   // number.
   Result<uint64_t> PostFlush();
 
-  // Sends what is queued for a lane until it is empty or the socket is full.
-  void Send(int lane);
+  // Sends some of what is queued for a lane. False if nothing more can be sent now.
+  bool Send(int lane);
 
   // From sockets. True if the connection is taken; else it is to be closed.
   bool OnHello(const std::shared_ptr<Socket>& socket);
   void OnAccept(uint64_t attempt);
   const char* OnFrame(const FrameHeader& header);
-  bool up() const { return up_.load(std::memory_order_acquire); }
+  // seq_cst: a lane that stops at a fence because this is not so is seen by who makes it so.
+  bool up() const { return up_.load(std::memory_order_seq_cst); }
   // True if all lanes have done so many data frames.
   bool Reached(std::span<const uint64_t> counts) const;
   // True if one of them has ended before that.
@@ -77,6 +78,8 @@ class Peer {
   // Of the endpoint that closes: says goodbye, and whether all is sent.
   void PostGoodbye();
   bool AllSent() const;
+  // The peer has said that nothing more of it is to be taken, or is not connected.
+  bool Parted() const;
   void CloseForWriting();
   bool Ended() const;
 
@@ -125,11 +128,13 @@ class Peer {
   std::vector<std::shared_ptr<Socket>> sockets_;  // fixed once up
   uint64_t posted_ = 0;
   uint64_t flushes_ = 0;
+  bool unflushed_ = false;  // there are posts since the last one
   // By region: cover the puts on lane 0 that the other lanes have no fence for.
   std::array<Range, 8> in_order_;
   Status failure_;
   Status end_reason_;
-  bool left_ = false;  // said goodbye
+  bool left_ = false;    // said goodbye
+  bool parted_ = false;  // answered our goodbye
   bool aborting_ = false;
 
   // release by who receives or sends, acquire by who looks: what was in place or sent before.
