@@ -127,6 +127,22 @@ Result<SocketMessage> Mesh::Receive(int process, Deadline deadline) {
   }
 }
 
+Result<std::vector<SocketMessage>> Mesh::Exchange(const WireWriter& message,
+                                                  std::span<const int> fds, Deadline deadline) {
+  for (size_t process = 0; process < peers_.size(); ++process) {
+    if (static_cast<int>(process) == self_) continue;
+    const Status sent = SendMessage(peers_[process].socket.get(), message.bytes(), fds, deadline);
+    // One that has gone is told of below.
+    if (!sent.ok() && sent.code() != Code::kUnavailable) return sent;
+  }
+  std::vector<SocketMessage> messages(peers_.size());
+  for (size_t process = 0; process < peers_.size(); ++process) {
+    if (static_cast<int>(process) == self_) continue;
+    JF_ASSIGN_OR_RETURN(messages[process], Receive(static_cast<int>(process), deadline));
+  }
+  return messages;
+}
+
 void Mesh::Start(Handlers handlers) {
   handlers_ = std::move(handlers);
   epoll_event event{};

@@ -15,7 +15,7 @@
 namespace jaxfabric {
 
 inline constexpr uint32_t kWireMagic = 0x6a616662;  // "jafb"
-inline constexpr uint32_t kWireVersion = 2;
+inline constexpr uint32_t kWireVersion = 3;
 
 enum class MessageType : uint32_t {
   kHello = 1,     // first on every connection: who, and the endpoint's address with its descriptors
@@ -28,6 +28,7 @@ enum class MessageType : uint32_t {
   kGpuArena = 8,  // where a rank's arena of a communicator is in its pool
   kGpuAsk = 9,    // what is a rank of the receiver doing?
   kGpuTell = 10,  // the answer
+  kGpuSetup = 11,  // one of the steps in which processes share the memory of their GPUs
 };
 
 class WireWriter {
