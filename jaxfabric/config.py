@@ -65,6 +65,9 @@ class Config:
     gpu_pool_bytes: int = _field(
         48 << 20, "memory of every GPU that its peers address, in bytes (or 48M)", 4 << 20, 1 << 40
     )
+    gpu_multicast: int = _field(
+        1, "0: switches between GPUs do not add, so that sums have the bits of CPUs", 0, 1
+    )
     gpu_limits: str = _field("", "calls on GPUs that XLA is to run, over the table's own limits")
     net_interface: str = _field("", "names or subnets of the interface that other hosts reach")
     net_port_range: str = _field("", "ports that other hosts reach, such as 40000-40100")

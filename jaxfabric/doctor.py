@@ -105,6 +105,8 @@ def _core() -> list[Finding]:
     # Not a problem: most machines have no GPU.
     gpus = runtime.cuda_problem()
     value = f"left to XLA: {gpus}" if gpus else "run on the fabric (jaxfabric gpu-table)"
+    if not gpus and (pair := ext.cuda_unreachable()):
+        value += f"; staged in pinned host memory: {pair}"
     findings.append(Finding("core", "collectives on GPUs", value))
     # Each transport answers for itself: a name, and a reason where it cannot be used.
     for name, reason in getattr(ext, "transports", dict)().items():

@@ -32,6 +32,8 @@ class Status:
         ranks: the ids of this process's CPU devices.
         gpus: the ids of its GPUs: ranks of their own, numbered apart from those of CPUs.
         gpu_problem: why collectives on GPUs are all left to XLA; empty if they need not be.
+        gpu_memory: through which memory GPUs reach each other, and why not through a better one;
+            empty where the fabric has none.
         peers: host and pid of every process, in process order.
         failure: text of the first failure, or None while all is well.
         counters: what the core has counted since the start.
@@ -46,6 +48,7 @@ class Status:
     ranks: tuple[int, ...] = ()
     gpus: tuple[int, ...] = ()
     gpu_problem: str = ""
+    gpu_memory: str = ""
     peers: tuple[str, ...] = ()
     failure: str | None = None
     counters: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -89,6 +92,7 @@ def initialize(
     in_step_microseconds: float | None = None,
     out_of_step_microseconds: float | None = None,
     gpu_pool_bytes: int | None = None,
+    gpu_multicast: int | None = None,
     gpu_limits: str | None = None,
     net_interface: str | None = None,
     net_port_range: str | None = None,
@@ -118,6 +122,8 @@ def initialize(
             rank that is on its way (20000).
         out_of_step_microseconds: the same for a rank whose last collective was another one (200).
         gpu_pool_bytes: memory of every GPU that its peers address, in bytes (48 MiB).
+        gpu_multicast: 0 keeps the switches between GPUs from adding: sums of floats then have the
+            bits that they have on CPUs, at any size (1).
         gpu_limits: from how many bytes on XLA runs calls on GPUs, where the table is to be
             overruled: "all_reduce/8=32M, all_to_all=0" ("").
         net_interface: the interface that processes of other hosts reach, by names or subnets:
@@ -260,6 +266,7 @@ def status() -> Status:
             ranks=_session.ranks,
             gpus=tuple(_session.gpus.values()),
             gpu_problem=gpu_problem(),
+            gpu_memory=_session.fabric.gpu_memory() if _session.gpus else "",
             peers=tuple(f"{m.identity.hostname}:{m.identity.pid}" for m in membership.members),
             failure=_session.fabric.failure(),
             counters=_session.fabric.counters(),

@@ -40,6 +40,9 @@ class FakeFabric:
     def gpu_problem(self):
         return ""
 
+    def gpu_memory(self):
+        return "memory of a fake"
+
     def shutdown(self):
         self.shutdowns += 1
 
@@ -62,6 +65,7 @@ def module(ffi=(0, 3)) -> types.ModuleType:
     fake.type_registrations = lambda: {"jaxfabric_type": {"type_id": "capsule"}}
     fake.ffi_version = lambda: ffi
     fake.cuda_status = lambda: "a fake has no kernels"
+    fake.cuda_unreachable = lambda: ""
     fake.cuda_build = lambda: {"images": {}, "architectures": "", "compiler": "", "reason": "fake"}
     fake.network = lambda net_interface: f"{net_interface or 'eth0'}, 10.0.0.1: fake"
     fake.begin_compilation = lambda: 0

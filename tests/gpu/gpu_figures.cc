@@ -63,6 +63,7 @@ std::vector<Target> Targets(const Figures& figures) {
   targets.push_back(
       {"1 GPU, to queue a call rather than an empty kernel", 3,
        figures.host_call == 0 ? 0 : std::max(figures.host_call - figures.host_empty, 1e-3)});
+  targets.push_back({"set-up of a communicator", 100, figures.setup / 1000, false, "ms"});
   time("8 GPUs, all_reduce of 24 KiB", 6, 8, 8, 24 << 10);
   time("8 GPUs, all_reduce of 256 KiB", 10, 8, 8, 256 << 10);
   time("8 GPUs, all_reduce of 1 MiB", 14, 8, 8, 1 << 20);
@@ -78,6 +79,7 @@ void Print(const Figures& figures) {
   std::printf("%-44s %8.2f us\n", "call of one rank in a graph", figures.replay_alone);
   std::printf("%-44s %8.2f us\n", "to queue an empty kernel", figures.host_empty);
   std::printf("%-44s %8.2f us\n", "to queue a call", figures.host_call);
+  std::printf("%-44s %8.2f us\n", "set-up of a communicator", figures.setup);
   std::printf("%-44s %s\n", "NCCL", figures.nccl.c_str());
   std::printf("\nbound: a launch, and every rank's arrays once through the GPU's memory\n");
   std::printf("%4s %5s %-18s %10s %10s %9s %6s %8s %8s %9s  %s\n", "GPUs", "ranks", "op", "bytes",
@@ -125,7 +127,8 @@ std::string ToJson(const Figures& figures) {
       << ", \"empty_kernel_us\": " << figures.launch_floor
       << ", \"one_rank_us\": " << figures.replay_alone
       << ", \"queue_empty_us\": " << figures.host_empty
-      << ", \"queue_call_us\": " << figures.host_call << ",\n \"calls\": [";
+      << ", \"queue_call_us\": " << figures.host_call << ", \"setup_us\": " << figures.setup
+      << ",\n \"calls\": [";
   const char* separator = "\n  ";
   for (const Row& row : figures.rows) {
     out << separator << "{\"op\": \"" << row.op << "\", \"kernel\": \"" << row.kernel

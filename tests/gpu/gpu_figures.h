@@ -25,6 +25,7 @@ struct Figures {
   double host_empty = 0;        // to queue an empty kernel
   double host_call = 0;         // to queue a call
   double replay_alone = 0;      // of a call of one rank in a graph
+  double setup = 0;             // of a communicator: the longest
   std::string nccl = "not timed: fewer than two GPUs";
   std::vector<Row> rows;
 

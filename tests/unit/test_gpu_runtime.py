@@ -64,6 +64,7 @@ def test_gpus_are_ranks_by_the_number_that_cuda_has_for_them(core):
     assert fabric.more == {"gpu_ordinals": [(0, 4), (2, 6)]}
     status = jaxfabric.status()
     assert (status.gpus, status.gpu_problem) == ((4, 6), "")
+    assert status.gpu_memory == "memory of a fake"
     assert status.ranks == tuple(device.id for device in jax.local_devices(backend="cpu"))
     assert core.calls == [
         *(("jaxfabric_type", "cpu"), ("jaxfabric_fake", "cpu")),
@@ -84,6 +85,7 @@ def test_gpus_that_cannot_be_used_are_left_to_xla(core, caplog, reason):
     assert fabric.more == {}
     assert jaxfabric.status().gpus == ()
     assert jaxfabric.status().gpu_problem == reason
+    assert jaxfabric.status().gpu_memory == ""
     assert f"collectives on GPUs are left to XLA: {reason}" in caplog.text
     assert core.calls[-1] is None
     assert runtime.platforms() == ("cpu",)
@@ -124,7 +126,10 @@ def test_the_doctor_says_why(core):
     assert found.problem is None
     usable(core)
     (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
-    assert found.value.startswith("run on the fabric")
+    assert found.value == "run on the fabric (jaxfabric gpu-table)"
+    core.cuda_unreachable = lambda: "GPU 0 and GPU 1 cannot reach each other's memory"
+    (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
+    assert found.value.endswith("; staged in pinned host memory: " + core.cuda_unreachable())
 
 
 def test_compilations_for_gpus_name_their_devices(monkeypatch):

@@ -95,22 +95,14 @@ Status Fabric::Connect(const std::vector<std::string>& addresses, const Mesh::Jo
   hello.Add(static_cast<uint32_t>(process_)).Add(std::string_view(own.kind));
   hello.Add(TextOf(own.bytes));
   hello.Add(reinterpret_cast<uint64_t>(window_.data()));
-  // The GPUs' descriptors follow the endpoint's.
-  std::vector<int> fds = own.fds;
-  hello.Add(static_cast<uint32_t>(fds.size()));
-  hello.Add(std::string_view(gpus_ ? gpus_->Hello() : std::string()));
   hello.Add(std::string_view(gpus_ ? std::string() : gpu_reason_));
   std::vector<int64_t> mirrors;
   for (const Peer& peer : peers_) mirrors.push_back(peer.mirror_region);
   const EndpointAddress data = messages_ ? messages_->address() : EndpointAddress{};
   hello.Add(std::string_view(data.kind)).Add(TextOf(data.bytes));
   hello.Add(std::span<const int64_t>(mirrors)).Add(window_region_);
-  if (gpus_) {
-    const std::vector<int> pools = gpus_->HelloFds();
-    fds.insert(fds.end(), pools.begin(), pools.end());
-  }
   JF_ASSIGN_OR_RETURN(std::vector<Mesh::Greeting> greetings,
-                      mesh_->Connect(peers, job, hello.bytes(), fds, deadline));
+                      mesh_->Connect(peers, job, hello.bytes(), own.fds, deadline));
   process_reads_ = peers_.size() > 1;
   for (size_t process = 0; process < peers_.size(); ++process) {
     if (static_cast<int>(process) == process_) continue;
@@ -118,6 +110,14 @@ Status Fabric::Connect(const std::vector<std::string>& addresses, const Mesh::Jo
                              std::move(greetings[process].hello.fds)));
   }
   JF_RETURN_IF_ERROR(AgreeOnMachine(ranks, deadline));
+  // All have GPUs or none has: every process has seen every hello.
+  if (gpus_) {
+    JF_ASSIGN_OR_RETURN(std::string unusable,
+                        gpus_->Share([&](const WireWriter& message, std::span<const int> fds) {
+                          return mesh_->Exchange(message, fds, deadline);
+                        }));
+    if (!unusable.empty()) GiveUpGpus(std::move(unusable));
+  }
 
   const auto microseconds = [](double count) {
     return std::chrono::duration_cast<Clock::duration>(
@@ -142,14 +142,11 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   address.kind = reader.GetString();
   const std::string bytes = reader.GetString();
   const auto window_address = reader.Get<uint64_t>();
-  const auto endpoint_fds = reader.Get<uint32_t>();
-  const std::string gpus = reader.GetString();
   const std::string no_gpus = reader.GetString();
   const EndpointAddress data{reader.GetString(), BytesOf(reader.GetString()), {}};
   const std::vector<int64_t> mirrors = reader.GetInts();
   peer.window_region = reader.Get<uint32_t>();
-  if (!reader.ok() || mirrors.size() != peers_.size() ||
-      (!peer.remote && endpoint_fds > fds.size()) || reader.type() != MessageType::kHello ||
+  if (!reader.ok() || mirrors.size() != peers_.size() || reader.type() != MessageType::kHello ||
       (!peer.remote && greeting.credentials.pid != peer.pid)) {
     return Status(Code::kInvalidArgument, StrCat("process ", process, " sent a malformed hello"));
   }
@@ -159,9 +156,6 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
     if (gpus_) GiveUpGpus("the job has processes on other hosts");
     return OkStatus();
   }
-  std::vector<UniqueFd> pools(std::make_move_iterator(fds.begin() + endpoint_fds),
-                              std::make_move_iterator(fds.end()));
-  fds.resize(endpoint_fds);
   address.bytes = BytesOf(bytes);
   JF_ASSIGN_OR_RETURN(peer.channel,
                       endpoint_->Connect(address, std::move(fds),
@@ -176,41 +170,30 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   uint64_t magic = 0;
   process_reads_ &= ReadProcessMemory(peer.pid, window_address, &magic, sizeof(magic)).ok() &&
                     magic == kWindowMagic;
-  if (gpus_) {
-    if (gpus.empty()) {
-      GiveUpGpus(StrCat("process ", process, ": ", no_gpus));
-    } else if (const Status greeted = gpus_->Greet(process, gpus, std::move(pools));
-               !greeted.ok()) {
-      GiveUpGpus(greeted.ToString());
-    }
-  }
+  if (gpus_ && !no_gpus.empty()) GiveUpGpus(StrCat("process ", process, ": ", no_gpus));
   return OkStatus();
 }
 
 // What decides over algorithms has to be the same everywhere: on a host process_vm_readv is used if
-// it works for all, and the cores are those that any process may use; GPUs are used if all can be.
-// `ranks`: of this host.
+// it works for all, and the cores are those that any process may use. `ranks`: of this host.
 Status Fabric::AgreeOnMachine(size_t ranks, Deadline deadline) {
   const std::vector<int64_t> own_cores = UsableCores();
   std::set<int64_t> cores(own_cores.begin(), own_cores.end());
   WireWriter ready(MessageType::kReady);
   int64_t quota = CoreQuota("/sys/fs/cgroup").value_or(INT32_MAX);
   ready.Add(uint32_t{process_reads_}).Add(std::span<const int64_t>(own_cores)).Add(quota);
-  ready.Add(std::string_view(gpus_ ? std::string() : gpu_reason_));
-  mesh_->Broadcast(ready);
+  JF_ASSIGN_OR_RETURN(const std::vector<SocketMessage> answers,
+                      mesh_->Exchange(ready, {}, deadline));
   for (size_t process = 0; process < peers_.size(); ++process) {
     if (static_cast<int>(process) == process_) continue;
-    JF_ASSIGN_OR_RETURN(SocketMessage message, mesh_->Receive(static_cast<int>(process), deadline));
-    WireReader reader(message.bytes);
+    WireReader reader(answers[process].bytes);
     const bool reads = reader.Get<uint32_t>() != 0;
     const std::vector<int64_t> peer_cores = reader.GetInts();
     const auto peer_quota = reader.Get<int64_t>();
-    const std::string no_gpus = reader.GetString();
     if (!reader.ok() || reader.type() != MessageType::kReady) {
       return Status(Code::kInvalidArgument,
                     StrCat("process ", process, " sent a malformed answer"));
     }
-    if (gpus_ && !no_gpus.empty()) GiveUpGpus(StrCat("process ", process, ": ", no_gpus));
     if (peers_[process].remote) continue;  // another machine
     process_reads_ &= reads;
     cores.insert(peer_cores.begin(), peer_cores.end());

@@ -210,6 +210,7 @@ void Fabric::OnMessage(int process, WireReader& message) {
       return;
     case MessageType::kHello:
     case MessageType::kReady:
+    case MessageType::kGpuSetup:
       return;
   }
 }

@@ -82,6 +82,10 @@ class Mesh {
   // Receives the next message from `process` before Start, for hand-shakes.
   Result<SocketMessage> Receive(int process, Deadline deadline);
 
+  // Sends to all and receives one from each, by process, before Start.
+  Result<std::vector<SocketMessage>> Exchange(const WireWriter& message, std::span<const int> fds,
+                                              Deadline deadline);
+
   void Start(Handlers handlers);
   // Sends to one process and never waits: what a peer has no room for (it may be stopped) is kept
   // and sent when it has. A peer that is gone is left to on_gone.

@@ -50,7 +50,7 @@ Status Mesh::SendNow(int process, std::span<const std::byte> bytes, std::span<co
     }
     sent = sent.ok() ? link.Flush() : link.TrySend(bytes, fds);
   }
-  return sent.WithContext(StrCat("no hello to process ", process));
+  return sent.WithContext(StrCat("nothing can be sent to process ", process));
 }
 
 Status Mesh::CheckHello(int process, const SocketMessage& hello) const {
@@ -207,6 +207,22 @@ Result<SocketMessage> Mesh::Receive(int process, Deadline deadline) {
     }
     WaitForSocket(link.fd(), POLLIN, deadline);
   }
+}
+
+Result<std::vector<SocketMessage>> Mesh::Exchange(const WireWriter& message,
+                                                  std::span<const int> fds, Deadline deadline) {
+  for (size_t process = 0; process < connections_.size(); ++process) {
+    if (static_cast<int>(process) == self_) continue;
+    const Status sent = SendNow(static_cast<int>(process), message.bytes(), fds, deadline);
+    // One that has gone is told of below.
+    if (!sent.ok() && sent.code() != Code::kUnavailable) return sent;
+  }
+  std::vector<SocketMessage> messages(connections_.size());
+  for (size_t process = 0; process < connections_.size(); ++process) {
+    if (static_cast<int>(process) == self_) continue;
+    JF_ASSIGN_OR_RETURN(messages[process], Receive(static_cast<int>(process), deadline));
+  }
+  return messages;
 }
 
 }  // namespace jaxfabric

@@ -28,6 +28,7 @@ enum class MessageType : uint32_t {
   kGpuArena = 8,  // where a rank's arena of a communicator is in its pool
   kGpuAsk = 9,    // what is a rank of the receiver doing?
   kGpuTell = 10,  // the answer
+  kGpuSetup = 11,  // one of the steps in which processes share the memory of their GPUs
 };
 
 class WireWriter {

@@ -13,8 +13,8 @@ constexpr uint64_t kBulkBytesPerBlock = 16 << 10;
 // Up to here packets win, by the data that a rank receives from all others: from published times of
 // one-shot and two-shot kernels on 2, 4 and 8 H100 (512, 256 and 64 KiB from each).
 constexpr uint64_t kPacketsLimit = 512 << 10;
-// From here the switch wins, by the data of all ranks together and for more than two of them: from
-// published times on 4 and 8 H100.
+// From here the switch wins, by the data of all ranks together: from published times on 4 and 8
+// H100.
 constexpr uint64_t kMulticastFrom = 2 << 20;
 // Packet areas of a lane hold at least this, where there is memory: a row of all_reduce_rms_norm.
 constexpr uint64_t kRowBytes = 16 << 10;
@@ -37,7 +37,7 @@ uint32_t PacketBlocks(const ArenaShape& shape, uint64_t bytes) {
 // `total`: the bytes of all ranks together where the switch may do it, else 0.
 Launch Plan(const ArenaShape& shape, std::string_view op, std::string_view bulk_algorithm,
             std::string_view suffix, uint64_t bytes, uint64_t total) {
-  if (total >= kMulticastFrom && shape.ranks > 2) bulk_algorithm = "multicast";
+  if (total >= kMulticastFrom && shape.ranks >= kMulticastRanks) bulk_algorithm = "multicast";
   if (TakesPackets(shape, bytes)) {
     return {StrCat("jaxfabric_", op, "_packets", suffix), PacketBlocks(shape, bytes)};
   }

@@ -26,6 +26,9 @@ struct Element {
 };
 Element KernelElement(DType dtype, ReduceOp op);
 
+// Multicast gains nothing with fewer ranks.
+inline constexpr uint32_t kMulticastRanks = 3;
+
 // Whether the switch can combine it, with the result's meaning (sums of floats in another order).
 bool MulticastCombines(DType dtype, ReduceOp op);
 

@@ -77,6 +77,10 @@ JF_DEVICE void reduce_scatter_multicast_body(const ReduceArguments& a) {
     hw::SyncBlock();
     CopyBlock(output + at, lane.Bulk(lane.rank()) + own, segment);
   }
+  // A process that ends takes its memory from the switch, where others may still read it.
+  lane.Begin();
+  lane.Signal();
+  lane.Await();
   lane.End();
 }
 

@@ -111,6 +111,8 @@ JF_DEVICE void AliasFence() {}
 
 #else
 
+static_assert(emulation::kMaxMulticastMembers >= kMaxRanks);
+
 template <class Codec, class Op>
 Vector LoadReduce(const Vector* address) {
   using Storage = typename Codec::Storage;

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -80,6 +81,19 @@ std::string CudaStatus() {
   return api.ok() ? "" : std::string(api.status().message());
 }
 
+// "" or which of this process's GPUs cannot reach each other's memory.
+std::string CudaUnreachable() {
+  const auto api = cuda::LoadApi();
+  int count = 0;
+  if (!api.ok() || !JF_CUDA_CALL(**api, cuDeviceGetCount, &count).ok()) return "";
+  std::vector<int> ordinals(static_cast<size_t>(count));
+  std::iota(ordinals.begin(), ordinals.end(), 0);
+  const auto devices = FindDevices(**api, ordinals);
+  if (!devices.ok()) return "";
+  const auto pair = UnreachablePair(**api, *devices);
+  return pair.ok() ? *pair : std::string();
+}
+
 Options ParseOptions(const nb::dict& settings) {
   Options options;
   for (auto [key, value] : settings) {
@@ -110,6 +124,8 @@ Options ParseOptions(const nb::dict& settings) {
       options.unreachable_after = nb::cast<double>(value);
     } else if (name == "gpu_pool_bytes") {
       options.gpu.pool_bytes = nb::cast<size_t>(value);
+    } else if (name == "gpu_multicast") {
+      options.gpu.multicast = nb::cast<int>(value) != 0;
     } else if (name == "heartbeat") {
       continue;  // JAX's client does the heartbeats
     } else if (name == "log_level") {
@@ -167,6 +183,9 @@ class PyFabric {
   }
   std::string GpuProblem() const {
     return fabric_->gpus() == nullptr ? fabric_->gpu_reason() : std::string();
+  }
+  std::string GpuMemory() const {
+    return fabric_->gpus() == nullptr ? std::string() : fabric_->gpus()->Memory();
   }
   std::vector<int> Left() const { return fabric_->Left(); }
   std::map<std::string, uint64_t> Counters() const { return fabric_->Counters(); }
@@ -244,6 +263,8 @@ NB_MODULE(_ext, module) {
       "The same for platform CUDA.");
   module.def("cuda_status", &CudaStatus,
              "'' or why collectives cannot run on GPUs in this process.");
+  module.def("cuda_unreachable", &CudaUnreachable,
+             "'' or which of this process's GPUs cannot reach each other's memory.");
   module.def(
       "ffi_version", [] { return std::pair<int, int>(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },
       "The FFI version (major, minor) this module was compiled against.");
@@ -296,6 +317,8 @@ NB_MODULE(_ext, module) {
       .def("failure", &PyFabric::Failure)
       .def("gpu_problem", &PyFabric::GpuProblem,
            "'' or why the collectives of GPUs are not run here, once connected.")
+      .def("gpu_memory", &PyFabric::GpuMemory,
+           "Through which memory GPUs reach each other, once connected; '' without GPUs.")
       .def("left", &PyFabric::Left, "Processes that have disconnected of their own accord.")
       .def("counters", &PyFabric::Counters)
       .def("enable_trace", &PyFabric::EnableTrace, nb::arg("capacity"),

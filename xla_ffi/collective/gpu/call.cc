@@ -137,6 +137,7 @@ Result<std::unique_ptr<GpuCall::Binding>> GpuCall::Bind(const std::shared_ptr<Fa
 Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
                            const Buffers& buffers) {
   const device::ArenaShape& shape = binding.communicator->view().shape;
+  const bool multicast = binding.communicator->view().multicast != nullptr;
   device::Launch launch;
   if (spec_.kind == OpKind::kRaggedAllToAll) {
     const RaggedSizes& sizes = buffers.ragged_sizes;
@@ -153,9 +154,10 @@ Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
     launch = *std::move(planned);
   } else if (Reduces(spec_.kind)) {
     const uint64_t bytes = buffers.output_bytes;
-    launch = spec_.kind == OpKind::kAllReduce
-                 ? device::PlanAllReduce(shape, buffers.dtype, spec_.reduction, bytes)
-                 : device::PlanReduceScatter(shape, buffers.dtype, spec_.reduction, bytes);
+    launch =
+        spec_.kind == OpKind::kAllReduce
+            ? device::PlanAllReduce(shape, buffers.dtype, spec_.reduction, bytes, multicast)
+            : device::PlanReduceScatter(shape, buffers.dtype, spec_.reduction, bytes, multicast);
     binding.amount = bytes / DTypeSize(buffers.dtype) *
                      device::KernelElement(buffers.dtype, spec_.reduction).factor;
   } else {
@@ -165,7 +167,7 @@ Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
       launch = device::PlanBarrier();
     } else {
       JF_ASSIGN_OR_RETURN(const device::Move move, MoveOf(spec_.kind));
-      launch = device::PlanMove(shape, move, binding.amount);
+      launch = device::PlanMove(shape, move, binding.amount, multicast);
     }
   }
   binding.root = static_cast<uint32_t>(spec_.root);

@@ -16,8 +16,6 @@ constexpr size_t kRecordBytes = (sizeof(device::FaultRecord) + device::kLineByte
 constexpr size_t kControlBytes = (sizeof(device::HostControl) + device::kLineBytes - 1) /
                                  device::kLineBytes * device::kLineBytes;
 
-std::string_view Text(const Gpu::Uuid& uuid) { return {uuid.data(), uuid.size()}; }
-
 }  // namespace
 
 Status GpuCommunicator::Follow(const cuda::Api& api, cuda::CUstream stream) {
@@ -51,11 +49,12 @@ GpuDomain::~GpuDomain() {
   struct InUse {
     std::deque<Local> gpus;
     std::vector<MappedMemory> imported;
+    std::unique_ptr<MulticastPools> multicast;
   };
   static std::mutex mutex;
   static auto* const kept = new std::deque<InUse>;
   std::lock_guard lock(mutex);
-  kept->push_back({std::move(gpus_), std::move(imported_)});
+  kept->push_back({std::move(gpus_), std::move(imported_), std::move(multicast_)});
 }
 
 Status GpuDomain::OpenLocal(std::vector<LocalGpu> gpus) {
@@ -69,7 +68,7 @@ Status GpuDomain::OpenLocal(std::vector<LocalGpu> gpus) {
   for (const LocalGpu& wanted : gpus) {
     Local& local = gpus_.emplace_back();
     local.rank = wanted.rank;
-    JF_ASSIGN_OR_RETURN(local.gpu, Gpu::Open(*api_, wanted.ordinal, options_.pool_bytes, devices_));
+    JF_ASSIGN_OR_RETURN(local.gpu, Gpu::Open(*api_, wanted.ordinal));
     const cuda::ScopedContext current(*api_, local.gpu->context());
     JF_RETURN_IF_ERROR(current.status());
     for (const void* image : options_.images) {
@@ -82,67 +81,6 @@ Status GpuDomain::OpenLocal(std::vector<LocalGpu> gpus) {
     }
     JF_ASSIGN_OR_RETURN(local.pinned, cuda::PinnedMemory::Allocate(*api_, kPinnedBytes));
     std::memset(local.pinned.host().data(), 0, kPinnedBytes);
-    JF_ASSIGN_OR_RETURN(local.pool_fd, local.gpu->ExportPool());
-    Remote& remote = known_[local.rank];
-    remote.process = process_;
-    remote.pool = local.gpu->pool().data();
-    remote.pool_bytes = local.gpu->pool().bytes();
-    remote.uuid = local.gpu->uuid();
-    remote.multiprocessors = local.gpu->multiprocessors();
-  }
-  return OkStatus();
-}
-
-std::string GpuDomain::Hello() const {
-  WireWriter hello(MessageType::kHello);
-  hello.Add(static_cast<uint32_t>(gpus_.size()));
-  for (const Local& local : gpus_) {
-    hello.Add(local.rank).Add(Text(local.gpu->uuid())).Add(local.gpu->multiprocessors());
-    hello.Add(uint64_t{local.gpu->pool().bytes()});
-  }
-  const auto bytes = hello.bytes();
-  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-}
-
-std::vector<int> GpuDomain::HelloFds() const {
-  std::vector<int> fds;
-  for (const Local& local : gpus_) fds.push_back(local.pool_fd.get());
-  return fds;
-}
-
-Status GpuDomain::Greet(int process, const std::string& hello, std::vector<UniqueFd> fds) {
-  WireReader reader(std::as_bytes(std::span(hello.data(), hello.size())));
-  const auto count = reader.Get<uint32_t>();
-  const Status malformed(Code::kInvalidArgument,
-                         StrCat("process ", process, " described its GPUs wrongly"));
-  if (!reader.ok() || count != fds.size()) return malformed;
-  for (UniqueFd& fd : fds) {
-    const auto rank = reader.Get<int64_t>();
-    const std::string uuid = reader.GetString();
-    const auto multiprocessors = reader.Get<uint32_t>();
-    const auto bytes = reader.Get<uint64_t>();
-    if (!reader.ok() || uuid.size() != sizeof(Gpu::Uuid) || multiprocessors == 0 || bytes == 0) {
-      return malformed;
-    }
-    auto pool = ImportPool(*api_, std::move(fd), bytes, devices_);
-    if (!pool.ok()) {
-      return pool.status().WithContext(
-          StrCat("the memory of rank ", rank, "'s GPU (process ", process,
-                 ") cannot be addressed by the GPUs of process ", process_));
-    }
-    std::lock_guard lock(mutex_);
-    const auto [entry, added] = known_.try_emplace(rank);
-    Remote& remote = entry->second;
-    if (!added) {
-      return Status(Code::kInvalidArgument, StrCat("rank ", rank, " is a GPU of process ",
-                                                   remote.process, " and of process ", process));
-    }
-    remote.process = process;
-    remote.pool = pool->data();
-    remote.pool_bytes = pool->bytes();
-    std::copy(uuid.begin(), uuid.end(), remote.uuid.begin());
-    remote.multiprocessors = multiprocessors;
-    imported_.push_back(*std::move(pool));
   }
   return OkStatus();
 }
@@ -226,6 +164,7 @@ Result<std::shared_ptr<GpuCommunicator>> GpuDomain::CommunicatorFor(
     int local, const std::vector<int64_t>& ranks, uint32_t slot, const std::string& call) {
   Local& owner = gpus_[static_cast<size_t>(local)];
   const GroupKey key{ranks, slot};
+  const auto begun = Clock::now();
   std::unique_lock lock(mutex_);
   const auto made = [&] {
     const auto found = communicators_.find({key, owner.rank});
@@ -262,6 +201,7 @@ Result<std::shared_ptr<GpuCommunicator>> GpuDomain::CommunicatorFor(
     return FailUnlocked(lock, filled.WithContext(call));
   }
   communicators_[{key, owner.rank}] = fresh;
+  longest_setup_ = std::max(longest_setup_, Clock::now() - begun);
   return fresh;
 }
 
@@ -314,6 +254,7 @@ Status GpuDomain::FillView(GpuCommunicator& communicator, Local& local, const Gr
     const Remote& remote = known_.at(ranks[i]);
     view.arena[i] = remote.pool + arenas[ranks[i]].offset;
   }
+  view.multicast = MulticastFor(key, view.shape.Bytes());
   if (local.pinned_used + kRecordBytes + kControlBytes > kPinnedBytes) {
     return Status(Code::kResourceExhausted,
                   StrCat(local.gpu->name(), " has as many communicators as can be watched"));
@@ -341,6 +282,16 @@ std::map<std::string, uint64_t> GpuDomain::Counters() const {
   std::map<std::string, uint64_t> counters;
   std::lock_guard lock(mutex_);
   counters["gpu_communicators"] = communicators_.size();
+  uint64_t& multicast = counters["gpu_multicast_communicators"];
+  for (const auto& [key, communicator] : communicators_) {
+    multicast += communicator->view_.multicast != nullptr;
+  }
+  uint64_t& largest = counters["gpu_communicator_bytes"];
+  for (const auto& [key, arenas] : arenas_) {
+    for (const auto& [rank, arena] : arenas) largest = std::max(largest, uint64_t{arena.bytes});
+  }
+  counters["gpu_setup_microseconds"] = static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(longest_setup_).count());
   for (const Local& local : gpus_) {
     counters["gpu_pool_bytes"] += local.gpu->pool().bytes();
     counters["gpu_pool_free_bytes"] += local.gpu->pool_free();

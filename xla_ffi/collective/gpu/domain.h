@@ -1,5 +1,9 @@
 // The GPUs of a fabric: their pools, the communicators over them, and what ends waits on them.
 //
+// Pools are made and mapped in steps that all processes take together, so that all have the same
+// kind of memory: that of the GPUs, or of the host where GPUs cannot reach each other; and
+// multicast memory over the pools on all or on none.
+//
 // A call is set up before its first launch: the rank takes an arena in its pool for the
 // communicator and slot, tells the processes of the group where it is, and waits until all have
 // told. From then on a launch is one call of the driver, without a message, lock or allocation, and
@@ -27,7 +31,9 @@
 #include "control/wire.h"
 #include "device/layout.h"
 #include "drivers/cuda/api.h"
+#include "os/unix_socket.h"
 #include "transport/nvlink/gpu.h"
+#include "transport/nvlink/multicast.h"
 
 namespace jaxfabric {
 
@@ -72,10 +78,12 @@ class GpuDomain {
   ~GpuDomain();
 
   // --- before Start
-  // What the other processes need of this one: bytes, and descriptors in their order.
-  std::string Hello() const;
-  std::vector<int> HelloFds() const;
-  Status Greet(int process, const std::string& hello, std::vector<UniqueFd> fds);
+  // Sends to all other processes and receives from each, by process.
+  using Exchange = std::function<Result<std::vector<SocketMessage>>(const WireWriter& message,
+                                                                    std::span<const int> fds)>;
+  // Makes the pools of this process and maps all others'. All processes call it at the same time;
+  // all get an empty string, or all get why the GPUs cannot be used. An error: a process has gone.
+  Result<std::string> Share(const Exchange& exchange);
   void Start();
   // Ends set-ups that wait and refuses further launches. Unless the fabric has failed it waits for
   // kernels in flight, for which their peers may wait as well: they end when the peers come, when
@@ -133,14 +141,17 @@ class GpuDomain {
     // Relaxed: for messages only.
     gpus_[static_cast<size_t>(local)].last_header.store(header, std::memory_order_relaxed);
   }
-  // Bytes of device memory that all communicators take, and how many these are.
+  // The memory that communicators have, and why not better: "memory of the GPUs, with multicast".
+  // Constant since Share().
+  std::string Memory() const;
+  // Bytes of memory that communicators take, how many these are, and how long the longest set-up
+  // took, waiting for other ranks included.
   std::map<std::string, uint64_t> Counters() const;
 
  private:
   struct Local {
     int64_t rank = -1;
     std::unique_ptr<Gpu> gpu;
-    UniqueFd pool_fd;
     std::vector<cuda::Module> modules;
     cuda::PinnedMemory pinned;  // fault records and controls
     size_t pinned_used = 0;
@@ -159,6 +170,7 @@ class GpuDomain {
     size_t pool_bytes = 0;
     Gpu::Uuid uuid{};
     uint32_t multiprocessors = 0;
+    bool multicast = false;
     bool gone = false;
   };
   struct Arena {
@@ -170,7 +182,29 @@ class GpuDomain {
   GpuDomain(int process, const GpuOptions& options, Uplink uplink)
       : process_(process), options_(options), uplink_(std::move(uplink)) {}
   Status OpenLocal(std::vector<LocalGpu> gpus);
-  void AddLocal(const Local& local);
+
+  // Why a step failed; an empty text if it did not.
+  struct Trouble {
+    std::string text;
+    bool unreachable = false;  // GPUs cannot reach each other, and nothing else is wrong
+  };
+  struct Answers {
+    std::vector<SocketMessage> messages;  // by process
+    Trouble worst;                        // of all processes, the same on all
+  };
+  enum class Step : uint32_t { kPools, kMapped, kMulticast, kAdded, kBound };
+  static WireWriter Say(Step step, const Trouble& trouble);
+  static WireReader Hear(const SocketMessage& message, Step step, Trouble* trouble);
+  Result<Answers> Ask(const Exchange& exchange, Step step, const Trouble& own,
+                      const WireWriter& message, std::span<const int> fds = {});
+  Result<Trouble> SharePools(const Exchange& exchange, PoolPlace place);
+  Trouble MakePools(PoolPlace place, std::vector<MemoryHandle>* handles);
+  Trouble MapPools(PoolPlace place, Answers& answers);
+  Status MapPool(int process, PoolPlace place, WireReader& reader, std::vector<UniqueFd>& fds);
+  Status ShareMulticast(const Exchange& exchange);
+  std::string NoMulticast() const;
+  std::byte* MulticastFor(const GroupKey& key, uint64_t bytes);
+
   Result<Arena> TakeArena(Local& local, uint32_t ranks);
   void AnnounceArena(const GroupKey& key, int64_t rank, const Arena& arena);
   Status AwaitArenas(std::unique_lock<std::mutex>& lock, const GroupKey& key, int64_t rank,
@@ -199,6 +233,9 @@ class GpuDomain {
   std::vector<cuda::CUdevice> devices_;
   std::deque<Local> gpus_;
   std::vector<MappedMemory> imported_;
+  std::unique_ptr<MulticastPools> multicast_;  // null: see no_multicast_
+  std::string no_multicast_;
+  std::string unreachable_;  // why pools are not in the GPUs' memory
 
   mutable std::mutex
       mutex_;  // guards all below, and the Locals' pools, functions and pinned memory
@@ -216,6 +253,7 @@ class GpuDomain {
   Clock::time_point abort_at_ = Clock::time_point::max();
   bool stopping_ = false;
   bool abandoned_ = false;  // stopped without waiting for kernels
+  Clock::duration longest_setup_{};
   std::thread watch_;
 };
 

@@ -23,6 +23,8 @@ struct GpuOptions {
   size_t arena_bytes = 12 << 20;    // of a communicator, while the pool has so much left
   unsigned block_threads = 512;     // fewer where threads are emulated
   double deadline = 300;            // seconds one call may wait for its peers
+  bool multicast = true;            // where the GPUs have it
+  bool one_host = true;             // of all processes: descriptors reach every one
 };
 
 }  // namespace jaxfabric

@@ -9,11 +9,11 @@ CUcontext CurrentContext(const Api& api) {
   return api.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
-CUmemAllocationProp Properties(CUdevice device, unsigned handle_types) {
+CUmemAllocationProp Properties(CUmemLocation location, unsigned handle_types) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(handle_types);
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  properties.location = location;
   return properties;
 }
 
@@ -52,16 +52,17 @@ Result<PrimaryContext> PrimaryContext::Retain(const Api& api, int ordinal) {
   return made;
 }
 
-Result<PhysicalMemory> PhysicalMemory::Create(const Api& api, CUdevice device, size_t bytes,
+Result<PhysicalMemory> PhysicalMemory::Create(const Api& api, CUmemLocation location, size_t bytes,
                                               unsigned handle_types) {
-  const CUmemAllocationProp properties = Properties(device, handle_types);
+  const CUmemAllocationProp properties = Properties(location, handle_types);
   CUmemGenericAllocationHandle handle = 0;
   JF_RETURN_IF_ERROR(JF_CUDA_CALL(api, cuMemCreate, &handle, bytes, &properties, 0));
   return PhysicalMemory(Handle(api, handle, nullptr), bytes);
 }
 
-Result<size_t> PhysicalMemory::Granularity(const Api& api, CUdevice device, unsigned handle_types) {
-  const CUmemAllocationProp properties = Properties(device, handle_types);
+Result<size_t> PhysicalMemory::Granularity(const Api& api, CUmemLocation location,
+                                           unsigned handle_types) {
+  const CUmemAllocationProp properties = Properties(location, handle_types);
   size_t granularity = 0;
   JF_RETURN_IF_ERROR(JF_CUDA_CALL(api, cuMemGetAllocationGranularity, &granularity, &properties,
                                   CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
@@ -123,7 +124,7 @@ Result<size_t> Multicast::Granularity(const Api& api, unsigned devices, size_t b
   const CUmulticastObjectProp properties{devices, bytes, handle_types, 0};
   size_t granularity = 0;
   JF_RETURN_IF_ERROR(JF_CUDA_CALL(api, cuMulticastGetGranularity, &granularity, &properties,
-                                  CU_MULTICAST_GRANULARITY_RECOMMENDED));
+                                  CU_MULTICAST_GRANULARITY_MINIMUM));
   return granularity;
 }
 
@@ -231,6 +232,15 @@ Result<PinnedMemory> PinnedMemory::Allocate(const Api& api, size_t bytes) {
   CUdeviceptr address = 0;
   JF_RETURN_IF_ERROR(JF_CUDA_CALL(api, cuMemHostGetDevicePointer, &address, pointer, 0));
   return PinnedMemory(std::move(handle), bytes, address);
+}
+
+Result<RegisteredMemory> RegisteredMemory::Register(const Api& api, std::span<std::byte> pages) {
+  JF_RETURN_IF_ERROR(JF_CUDA_CALL(api, cuMemHostRegister, pages.data(), pages.size(),
+                                  kMemHostRegisterPortable | kMemHostRegisterDeviceMap));
+  Handle handle(api, pages.data(), CurrentContext(api));
+  CUdeviceptr address = 0;
+  JF_RETURN_IF_ERROR(JF_CUDA_CALL(api, cuMemHostGetDevicePointer, &address, pages.data(), 0));
+  return RegisteredMemory(std::move(handle), address);
 }
 
 }  // namespace jaxfabric::cuda

@@ -96,16 +96,23 @@ class PrimaryContext {
   CUcontext context_ = nullptr;
 };
 
-// Device memory without an address, or an import of another process's. Mappings keep the memory
-// after the handle has gone.
+// Memory of a device or of the host without an address, or an import of another process's. Mappings
+// keep the memory after the handle has gone.
 class PhysicalMemory {
  public:
   PhysicalMemory() = default;
 
   // `handle_types` says how it can be exported; bytes is a multiple of Granularity().
-  static Result<PhysicalMemory> Create(const Api& api, CUdevice device, size_t bytes,
+  static Result<PhysicalMemory> Create(const Api& api, CUmemLocation location, size_t bytes,
                                        unsigned handle_types);
-  static Result<size_t> Granularity(const Api& api, CUdevice device, unsigned handle_types);
+  static Result<PhysicalMemory> Create(const Api& api, CUdevice device, size_t bytes,
+                                       unsigned handle_types) {
+    return Create(api, {CU_MEM_LOCATION_TYPE_DEVICE, device}, bytes, handle_types);
+  }
+  static Result<size_t> Granularity(const Api& api, CUmemLocation location, unsigned handle_types);
+  static Result<size_t> Granularity(const Api& api, CUdevice device, unsigned handle_types) {
+    return Granularity(api, {CU_MEM_LOCATION_TYPE_DEVICE, device}, handle_types);
+  }
   // The descriptor stays the caller's.
   static Result<PhysicalMemory> Import(const Api& api, int fd, size_t bytes);
   static Result<PhysicalMemory> Import(const Api& api, const CUmemFabricHandle& handle,
@@ -116,6 +123,7 @@ class PhysicalMemory {
   CUmemGenericAllocationHandle handle() const { return handle_.get(); }
   size_t bytes() const { return bytes_; }
   bool valid() const { return handle_.valid(); }
+  const Api& api() const { return handle_.api(); }
 
  private:
   friend class Multicast;
@@ -137,6 +145,7 @@ class Multicast {
 
   static Result<Multicast> Create(const Api& api, unsigned devices, size_t bytes,
                                   unsigned handle_types);
+  // The least: what is recommended may be many times a pool.
   static Result<size_t> Granularity(const Api& api, unsigned devices, size_t bytes,
                                     unsigned handle_types);
   // Takes what PhysicalMemory::Import() made of an exported multicast object.
@@ -244,6 +253,22 @@ class PinnedMemory {
       : handle_(std::move(handle)), bytes_(bytes), address_(address) {}
   Handle handle_;
   size_t bytes_ = 0;
+  CUdeviceptr address_ = 0;
+};
+
+// Somebody else's pages of this process, page-locked while this lives: every device can address
+// them.
+class RegisteredMemory {
+ public:
+  RegisteredMemory() = default;
+  static Result<RegisteredMemory> Register(const Api& api, std::span<std::byte> pages);
+  CUdeviceptr device_address() const { return address_; }
+
+ private:
+  using Handle = internal::Owned<void*, &Api::cuMemHostUnregister>;
+  RegisteredMemory(Handle handle, CUdeviceptr address)
+      : handle_(std::move(handle)), address_(address) {}
+  Handle handle_;
   CUdeviceptr address_ = 0;
 };
 

@@ -7,8 +7,6 @@
 namespace jaxfabric {
 namespace {
 
-// A descriptor can go to any process of this host.
-constexpr unsigned kHandleType = cuda::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 // Of what is allocated in a pool: arenas keep their lines apart.
 constexpr size_t kAllocationUnit = 4096;
 
@@ -23,20 +21,7 @@ Result<int> Attribute(const cuda::Api& api, cuda::CUdevice device,
 
 }  // namespace
 
-Result<MappedMemory> MappedMemory::Map(const cuda::Api& api, cuda::PhysicalMemory memory,
-                                       size_t granularity,
-                                       std::span<const cuda::CUdevice> devices) {
-  MappedMemory mapped;
-  mapped.memory_ = std::move(memory);
-  const size_t bytes = mapped.memory_.bytes();
-  JF_ASSIGN_OR_RETURN(mapped.range_, cuda::AddressRange::Reserve(api, bytes, granularity));
-  JF_RETURN_IF_ERROR(mapped.range_.Map(0, mapped.memory_));
-  JF_RETURN_IF_ERROR(mapped.range_.SetAccess(0, bytes, devices));
-  return mapped;
-}
-
-Result<std::unique_ptr<Gpu>> Gpu::Open(const cuda::Api& api, int ordinal, size_t pool_bytes,
-                                       std::span<const cuda::CUdevice> readers) {
+Result<std::unique_ptr<Gpu>> Gpu::Open(const cuda::Api& api, int ordinal) {
   std::unique_ptr<Gpu> gpu(new Gpu(api, ordinal));
   JF_ASSIGN_OR_RETURN(gpu->context_, cuda::PrimaryContext::Retain(api, ordinal));
   const cuda::CUdevice device = gpu->device();
@@ -60,18 +45,25 @@ Result<std::unique_ptr<Gpu>> Gpu::Open(const cuda::Api& api, int ordinal, size_t
       return Status(Code::kUnimplemented, StrCat(gpu->name_, " cannot ", what));
     }
   }
-  JF_ASSIGN_OR_RETURN(const size_t granularity,
-                      cuda::PhysicalMemory::Granularity(api, device, kHandleType));
-  JF_ASSIGN_OR_RETURN(
-      cuda::PhysicalMemory memory,
-      cuda::PhysicalMemory::Create(api, device, RoundUp(pool_bytes, granularity), kHandleType));
-  auto pool = MappedMemory::Map(api, std::move(memory), granularity, readers);
-  if (!pool.ok()) {
-    return pool.status().WithContext(
-        StrCat("the GPUs of this process cannot address each other's memory (", gpu->name_, ")"));
-  }
-  gpu->pool_ = *std::move(pool);
+  // Older drivers do not know these attributes.
+  const auto has = [&](cuda::CUdevice_attribute attribute) {
+    const auto value = Attribute(api, device, attribute);
+    return value.ok() && *value != 0;
+  };
+  gpu->multicast_ =
+      api.cuMulticastCreate != nullptr && has(cuda::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED);
+  gpu->fabric_handles_ = has(cuda::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
   return gpu;
+}
+
+Status Gpu::MakePool(PoolPlace place, size_t bytes, bool one_host) {
+  const cuda::ScopedContext current(api_, context());
+  JF_RETURN_IF_ERROR(current.status());
+  pool_ = {};
+  used_ = 0;
+  JF_ASSIGN_OR_RETURN(handle_types_, HandleTypes(one_host, fabric_handles_));
+  JF_ASSIGN_OR_RETURN(pool_, jaxfabric::MakePool(api_, device(), place, bytes, handle_types_));
+  return OkStatus();
 }
 
 Result<size_t> Gpu::Allocate(size_t bytes) {
@@ -89,15 +81,6 @@ Result<size_t> Gpu::Allocate(size_t bytes) {
   char last = 1;
   JF_RETURN_IF_ERROR(JF_CUDA_CALL(api_, cuMemcpyDtoH, &last, address + rounded - 1, 1));
   return std::exchange(used_, used_ + rounded);
-}
-
-Result<MappedMemory> ImportPool(const cuda::Api& api, UniqueFd fd, size_t bytes,
-                                std::span<const cuda::CUdevice> devices) {
-  JF_ASSIGN_OR_RETURN(const size_t granularity,
-                      cuda::PhysicalMemory::Granularity(api, devices[0], kHandleType));
-  JF_ASSIGN_OR_RETURN(cuda::PhysicalMemory memory,
-                      cuda::PhysicalMemory::Import(api, fd.get(), bytes));
-  return MappedMemory::Map(api, std::move(memory), granularity, devices);
 }
 
 Result<std::vector<cuda::CUdevice>> FindDevices(const cuda::Api& api,

@@ -148,25 +148,27 @@ TEST(GpuFailure, AProcessOfGpusOnlyThatDiesIsNamed) {
 
 TEST(GpuFailure, GpusThatOneProcessCannotUseAreNobodys) {
   if (Machine::OnHardware()) GTEST_SKIP() << "needs a driver that fails";
-  const Shape shape = kTwo;
-  auto machine = std::make_shared<std::unique_ptr<Machine>>();
-  EXPECT_EQ(InForkedProcesses(
-                shape,
-                [&](int number) {
-                  *machine = std::make_unique<Machine>(shape, number);
-                  if (number == 1) {
-                    (*machine)->driver().FailCall("cuMemCreate", 1, cuda::CUDA_ERROR_OUT_OF_MEMORY);
-                  }
-                  return (*machine)->AddTo(TestOptions());
-                },
-                [&](LocalRanks& ranks) {
-                  Fabric& fabric = ranks.fabric();
-                  if (fabric.gpus() != nullptr) return std::string("they are used");
-                  return Expect(fabric.gpu_reason(), {"CUDA_ERROR_OUT_OF_MEMORY"}) +
-                         (fabric.process() == 0 ? Expect(fabric.gpu_reason(), {"process 1: "})
-                                                : std::string());
-                }),
-            "");
+  // Before the processes meet, and when they share their pools.
+  for (const char* call : {"cuDeviceGetUuid", "cuMemCreate"}) {
+    auto machine = std::make_shared<std::unique_ptr<Machine>>();
+    EXPECT_EQ(InForkedProcesses(
+                  kTwo,
+                  [&](int number) {
+                    *machine = std::make_unique<Machine>(kTwo, number);
+                    if (number == 1) {
+                      (*machine)->driver().FailCall(call, 1, cuda::CUDA_ERROR_OUT_OF_MEMORY);
+                    }
+                    return (*machine)->AddTo(TestOptions());
+                  },
+                  [&](LocalRanks& ranks) {
+                    Fabric& fabric = ranks.fabric();
+                    if (fabric.gpus() != nullptr) return std::string("they are used");
+                    return Expect(fabric.gpu_reason(), {call, "CUDA_ERROR_OUT_OF_MEMORY"}) +
+                           (fabric.process() == 0 ? Expect(fabric.gpu_reason(), {"process 1: "})
+                                                  : std::string());
+                  }),
+              "");
+  }
 }
 
 // What fails on one rank alone, before its kernel runs, is not waited for by the others.

@@ -38,7 +38,8 @@ cuda::CUresult GetDevice(cuda::CUdevice* device, int ordinal) {
 void Machine::UseHardware() { TheHardware().used = true; }
 bool Machine::OnHardware() { return TheHardware().used; }
 
-Machine::Machine(Shape shape, int process, Gpus gpus) : shape_(shape), process_(process) {
+Machine::Machine(Shape shape, int process, Gpus gpus, const Peculiar& peculiar)
+    : shape_(shape), process_(process) {
   if (OnHardware()) {
     const auto driver = cuda::LoadApi();
     JF_CHECK(driver.ok());
@@ -64,16 +65,19 @@ Machine::Machine(Shape shape, int process, Gpus gpus) : shape_(shape), process_(
     std::fill(config.gpus.begin(), config.gpus.end(), 0);
   }
   config.seed += static_cast<uint64_t>(process);
+  if (peculiar.config) peculiar.config(process, config);
   driver_ = std::make_unique<cuda::FakeDriver>(std::move(config));
   api_ = &driver_->api();
-  for (auto list : {device::AllGatherKernels(), device::AllReduceKernels(),
-                    device::AllReduceRmsNormKernels(), device::AllToAllKernels(),
-                    device::BarrierKernels(), device::BroadcastKernels(), device::PermuteKernels(),
-                    device::RaggedAllToAllKernels(), device::ReduceScatterKernels()}) {
+  for (auto list :
+       {device::AllGatherKernels(), device::AllReduceKernels(), device::AllReduceRmsNormKernels(),
+        device::AllToAllKernels(), device::BarrierKernels(), device::BroadcastKernels(),
+        device::PermuteKernels(), device::MulticastKernels(), device::RaggedAllToAllKernels(),
+        device::ReduceScatterKernels()}) {
     for (const auto& kernel : list) {
       driver_->AddKernel(kernel.name, kernel.body, kernel.argument_bytes);
     }
   }
+  if (peculiar.driver) peculiar.driver(process, *driver_);
 }
 
 Options Machine::AddTo(Options options) const {
@@ -268,13 +272,13 @@ std::string GpuProcess::OnEveryGpu(const std::function<std::string(GpuRank&, int
 }
 
 std::string OnGpus(Shape shape, const std::function<std::string(GpuProcess&)>& body,
-                   Machine::Gpus gpus, Options options) {
+                   Machine::Gpus gpus, Options options, const Peculiar& peculiar) {
   auto process = std::make_shared<GpuProcess>();
   return InForkedProcesses(
       shape,
       [&](int number) {
         process->shape = shape;
-        process->machine = std::make_unique<Machine>(shape, number, gpus);
+        process->machine = std::make_unique<Machine>(shape, number, gpus, peculiar);
         return process->machine->AddTo(options);
       },
       [&](LocalRanks& ranks) {

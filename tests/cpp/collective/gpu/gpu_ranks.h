@@ -19,12 +19,18 @@
 
 namespace jaxfabric::testing {
 
+// What is not as usual about an emulated machine.
+struct Peculiar {
+  std::function<void(int process, cuda::FakeConfig&)> config{};
+  std::function<void(int process, cuda::FakeDriver&)> driver{};
+};
+
 // A driver with the GPUs of one process and all kernels. One at a time in a process.
 class Machine {
  public:
   // The GPUs of process `process`, all different where there are so many, or all the same one.
   enum class Gpus { kOneEach, kOneForAll };
-  Machine(Shape shape, int process, Gpus gpus = Gpus::kOneEach);
+  Machine(Shape shape, int process, Gpus gpus = Gpus::kOneEach, const Peculiar& peculiar = {});
   // From here on, in this process and its children: this computer's GPUs.
   static void UseHardware();
   static bool OnHardware();
@@ -112,6 +118,7 @@ struct GpuProcess {
 
 // A job of forked processes with a fake driver each; returns what went wrong anywhere.
 std::string OnGpus(Shape shape, const std::function<std::string(GpuProcess&)>& body,
-                   Machine::Gpus gpus = Machine::Gpus::kOneEach, Options options = TestOptions());
+                   Machine::Gpus gpus = Machine::Gpus::kOneEach, Options options = TestOptions(),
+                   const Peculiar& peculiar = {});
 
 }  // namespace jaxfabric::testing

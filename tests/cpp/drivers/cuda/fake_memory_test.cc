@@ -4,8 +4,10 @@
 #include <array>
 #include <cstdint>
 
+#include "device/layout.h"
 #include "drivers/cuda/fake/multicast.h"
 #include "drivers/cuda/fake_gpu.h"
+#include "os/mapping.h"
 
 namespace jaxfabric::cuda {
 namespace {
@@ -143,6 +145,16 @@ TEST_F(FakeMemory, MulticastWithoutADriver) {
   EXPECT_TRUE(emulation::MulticastMembers(address.data()).empty());
 }
 
+TEST_F(FakeMemory, MulticastOfTheLargestDomain) {
+  std::array<std::byte, 8> address{};
+  std::vector<std::byte> members(device::kMaxRanks);
+  std::vector<std::byte*> places;
+  for (std::byte& member : members) places.push_back(&member);
+  emulation::RegisterMulticast(address.data(), 8, places);
+  EXPECT_EQ(emulation::MulticastMembers(address.data()).size(), device::kMaxRanks);
+  emulation::UnregisterMulticast(address.data());
+}
+
 FakeConfig Poor() {
   FakeConfig config;
   config.multicast_functions = false;
@@ -168,6 +180,38 @@ TEST_F(FakePoorMachine, SaysWhatItCannot) {
   AddressRange range = Must(AddressRange::Reserve(api(), kBytes, 0));
   ASSERT_TRUE(range.Map(0, memory).ok());
   EXPECT_FALSE(range.SetAccess(0, kBytes, std::array{1}).ok());
+}
+
+TEST_F(FakePoorMachine, BothGpusReachMemoryOfTheHost) {
+  const CUmemLocation host{CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
+  EXPECT_EQ(Must(PhysicalMemory::Granularity(api(), host, kFd)), kGranularity);
+  const PhysicalMemory memory = Must(PhysicalMemory::Create(api(), host, kBytes, kFd));
+  const AddressRange range = Map(memory);
+  EXPECT_CUDA_OK(api().cuMemsetD8(range.address(), 7, kBytes));
+  unsigned type = 0;
+  ASSERT_CUDA_OK(
+      api().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, range.address()));
+  EXPECT_EQ(type, CU_MEMORYTYPE_HOST);
+  const CUmemLocation nowhere{CU_MEM_LOCATION_TYPE_HOST_NUMA, 3};
+  EXPECT_FALSE(PhysicalMemory::Create(api(), nowhere, kBytes, kFd).ok());
+}
+
+TEST_F(FakePoorMachine, BothGpusReachRegisteredPages) {
+  const UniqueFd memfd = Must(CreateSharedMemory("test", kBytes));
+  const Mapping pages = Must(Mapping::MapShared(memfd.get(), kBytes));
+  CUdeviceptr address = 0;
+  {
+    const RegisteredMemory registered = Must(RegisteredMemory::Register(api(), pages.bytes()));
+    address = registered.device_address();
+    EXPECT_FALSE(RegisteredMemory::Register(api(), pages.bytes().subspan(4096)).ok()) << "twice";
+    EXPECT_NE(driver().Leaks().find("registered memory"), std::string::npos);
+    for (int device = 0; device < 2; ++device) {
+      const ScopedContext current(api(), context(device));
+      EXPECT_CUDA_OK(api().cuMemsetD8(address, static_cast<unsigned char>(device), kBytes));
+    }
+    EXPECT_EQ(pages.bytes()[kBytes - 1], std::byte{1});
+  }
+  EXPECT_EQ(api().cuMemsetD8(address, 9, kBytes), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST(FakeDevice, DescribesItself) {

@@ -22,7 +22,8 @@ namespace jaxfabric::cuda::fake {
 // Lies in memory that processes share.
 struct AllocationHeader {
   static constexpr uint64_t kMagic = 0x6a66'6661'6b65'6d65;
-  static constexpr size_t kMaxBindings = 64;
+  static constexpr size_t kMaxBindings = 128;
+  static constexpr int32_t kHost = -2;  // in place of a GPU: memory of the host
 
   struct Binding {
     uint32_t live;

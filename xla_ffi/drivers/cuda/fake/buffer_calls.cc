@@ -15,6 +15,14 @@ constexpr size_t kPage = 4096;
 
 size_t Pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
+bool Pinned(const Region& region) {
+  return region.kind == Region::Kind::kPinned || region.kind == Region::Kind::kRegistered;
+}
+
+bool OfHost(const fake::Allocation* allocation) {
+  return allocation != nullptr && allocation->gpu() == fake::AllocationHeader::kHost;
+}
+
 void* At(CUdeviceptr address) { return reinterpret_cast<void*>(static_cast<uintptr_t>(address)); }
 
 struct Locked {
@@ -114,12 +122,41 @@ CUresult Calls::cuMemFreeHost(void* pointer) {
   return locked.Unmap(reinterpret_cast<uintptr_t>(pointer), Region::Kind::kPinned);
 }
 
+CUresult Calls::cuMemHostRegister(void* pointer, size_t bytes, unsigned flags) {
+  Locked locked;
+  int device = 0;
+  if (const CUresult error = locked.Begin(&device); error != CUDA_SUCCESS) return error;
+  const CUdeviceptr address = reinterpret_cast<uintptr_t>(pointer);
+  if (bytes == 0 || bytes % kPage != 0 || address % kPage != 0) return CUDA_ERROR_INVALID_VALUE;
+  const auto next = locked.state.regions.lower_bound(address);
+  CUdeviceptr start = 0;
+  if (locked.state.RegionAt(address, &start) != nullptr ||
+      (next != locked.state.regions.end() && next->first < address + bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const uint64_t access =
+      (flags & kMemHostRegisterPortable) != 0 ? ~uint64_t{0} : uint64_t{1} << device;
+  locked.state.regions[address] = {Region::Kind::kRegistered, bytes, -1, access, nullptr};
+  return CUDA_SUCCESS;
+}
+
+CUresult Calls::cuMemHostUnregister(void* pointer) {
+  Locked locked;
+  if (const CUresult error = locked.state.ForbiddenInCapture(); error != CUDA_SUCCESS) return error;
+  const auto found = locked.state.regions.find(reinterpret_cast<uintptr_t>(pointer));
+  if (found == locked.state.regions.end() || found->second.kind != Region::Kind::kRegistered) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  locked.state.regions.erase(found);
+  return CUDA_SUCCESS;
+}
+
 CUresult Calls::cuMemHostGetDevicePointer(CUdeviceptr* address, void* pointer, unsigned) {
   const Locked locked;
   CUdeviceptr start = 0;
   const CUdeviceptr wanted = reinterpret_cast<uintptr_t>(pointer);
   const Region* const region = locked.state.RegionAt(wanted, &start);
-  if (region == nullptr || region->kind != Region::Kind::kPinned) return CUDA_ERROR_INVALID_VALUE;
+  if (region == nullptr || !Pinned(*region)) return CUDA_ERROR_INVALID_VALUE;
   *address = wanted;
   return CUDA_SUCCESS;
 }
@@ -132,8 +169,9 @@ CUresult Calls::cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
   if (region == nullptr) return CUDA_ERROR_INVALID_VALUE;
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      *static_cast<unsigned*>(data) =
-          region->kind == Region::Kind::kPinned ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+      *static_cast<unsigned*>(data) = Pinned(*region) || OfHost(region->allocation.get())
+                                          ? CU_MEMORYTYPE_HOST
+                                          : CU_MEMORYTYPE_DEVICE;
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       *static_cast<int*>(data) = region->device;

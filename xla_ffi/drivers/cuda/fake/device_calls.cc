@@ -187,6 +187,12 @@ CUresult Calls::cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, C
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
       *value = config.fabric_handles;
       break;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+      *value = 0;
+      break;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+      *value = config.host_memory;
+      break;
     case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
       *value = config.multicast && config.multicast_functions;
       break;

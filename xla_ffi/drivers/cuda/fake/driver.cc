@@ -85,7 +85,7 @@ FakeDriver::State::~State() {
       emulation::UnregisterMulticast(at(address));
     } else if (region.kind == fake::Region::Kind::kMapped) {
       fake::ForgetMapping(region.allocation->inode(), static_cast<std::byte*>(at(address)));
-    } else {
+    } else if (region.kind != fake::Region::Kind::kRegistered) {
       ::munmap(at(address), region.bytes);
     }
   }
@@ -176,7 +176,8 @@ std::string FakeDriver::Leaks() const {
   count("allocation handles", state_->handles.size());
   count("address reservations", state_->reservations.size());
   for (const auto& [address, region] : state_->regions) {
-    static constexpr std::string_view kKinds[] = {"mapped", "multicast", "allocated", "pinned"};
+    static constexpr std::string_view kKinds[] = {"mapped", "multicast", "allocated", "pinned",
+                                                  "registered"};
     text +=
         StrCat(kKinds[static_cast<size_t>(region.kind)], " memory of ", region.bytes, " bytes\n");
   }

@@ -35,6 +35,7 @@ struct FakeConfig {
   bool multicast = true;            // the devices can do it
   bool multicast_functions = true;  // the driver knows it
   bool fabric_handles = false;
+  bool host_memory = true;  // cuMemCreate() can make memory of the host
   // Pairs of GPUs that cannot reach each other's memory.
   std::vector<std::pair<int, int>> no_peer_access;
   size_t granularity = size_t{64} * 1024;  // 2 MiB on real ones

@@ -61,6 +61,7 @@ struct Locked {
 }  // namespace
 
 bool FakeDriver::State::PeerAccess(int from_gpu, int to_gpu) const {
+  if (to_gpu == fake::AllocationHeader::kHost) return true;
   return std::none_of(
       config.no_peer_access.begin(), config.no_peer_access.end(), [&](const auto& pair) {
         return pair == std::pair(from_gpu, to_gpu) || pair == std::pair(to_gpu, from_gpu);
@@ -94,7 +95,10 @@ namespace fake {
 CUresult Calls::cuMemGetAllocationGranularity(size_t* granularity,
                                               const CUmemAllocationProp* properties,
                                               CUmemAllocationGranularity_flags) {
-  if (!Current()->KnownDevice(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+      !Current()->KnownDevice(properties->location.id)) {
+    return CUDA_ERROR_INVALID_DEVICE;
+  }
   *granularity = Current()->config.granularity;
   return CUDA_SUCCESS;
 }
@@ -104,15 +108,27 @@ CUresult Calls::cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
   Locked locked;
   FakeDriver::State& state = locked.state;
   if (const CUresult error = state.ForbiddenInCapture(); error != CUDA_SUCCESS) return error;
-  if (flags != 0 || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-      properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || bytes == 0 ||
+  if (flags != 0 || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED || bytes == 0 ||
       !Multiple(bytes, state.config.granularity)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (!state.KnownDevice(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  const bool host = properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+  if (host ? properties->location.id != 0
+           : properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (host && !state.config.host_memory) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!host && !state.KnownDevice(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
   if ((properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) != 0 &&
       !state.config.fabric_handles) {
     return CUDA_ERROR_NOT_PERMITTED;  // as without the fabric's daemon
+  }
+  if (host) {
+    auto made =
+        Allocation::Create(bytes, AllocationHeader::kHost, properties->requestedHandleTypes);
+    if (!made.ok()) return CUDA_ERROR_OPERATING_SYSTEM;
+    *handle = locked.Add(*std::move(made));
+    return CUDA_SUCCESS;
   }
   auto& device = state.devices[static_cast<size_t>(properties->location.id)];
   if (device.used_bytes + bytes > state.config.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -11,7 +11,8 @@
 
 namespace jaxfabric::emulation {
 
-inline constexpr size_t kMaxMulticastMembers = 32;
+// One NVLink domain: 72 GPUs in the largest that is sold.
+inline constexpr size_t kMaxMulticastMembers = 72;
 
 // The places that one multicast address stands for, one for each device of the team. By value: a
 // fibre may be switched away while it goes through them.
@@ -25,7 +26,7 @@ class MulticastTargets {
   bool empty() const { return count_ == 0; }
 
  private:
-  std::array<std::byte*, kMaxMulticastMembers> targets_{};
+  std::array<std::byte*, kMaxMulticastMembers> targets_;
   size_t count_ = 0;
 };
 

@@ -89,7 +89,7 @@ struct Capture {
 
 // Memory that has an address: mapped, allocated or pinned.
 struct Region {
-  enum class Kind { kMapped, kMulticast, kAllocated, kPinned } kind = Kind::kMapped;
+  enum class Kind { kMapped, kMulticast, kAllocated, kPinned, kRegistered } kind = Kind::kMapped;
   size_t bytes = 0;
   int device = 0;       // ordinal, or -1 for another process's and for the host's
   uint64_t access = 0;  // a bit for each device
