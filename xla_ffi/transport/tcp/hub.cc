@@ -24,7 +24,11 @@ Hub::Hub(const TcpTransportOptions& options, int self, int max_peers)
     : options_(options),
       self_(self),
       max_peers_(max_peers),
-      poller_([this](uint64_t id, uint32_t events) { Handle(id, events); }, [this] { Tick(); }) {}
+      poller_([this](uint64_t id, uint32_t events) { Handle(id, events); },
+              [this] {
+                const auto now = Clock::now();
+                ForEachPeer([now](Peer& peer) { peer.Expire(now); });
+              }) {}
 
 Result<std::shared_ptr<Hub>> Hub::Create(const TcpTransportOptions& options, int self,
                                          int max_peers, size_t window_bytes) {
@@ -150,15 +154,6 @@ void Hub::Accept() {
     (void)Watch(std::make_shared<Socket>(this, std::move(accepted.socket), accepted.process,
                                          accepted.stripe));
   }
-  // Those who are too slow have to be dropped when their time is over.
-  const bool strangers = acceptor_->pending() != 0;
-  if (strangers != std::exchange(strangers_, strangers)) poller_.Ticking(strangers);
-}
-
-void Hub::Tick() {
-  Accept();
-  const auto now = Clock::now();
-  ForEachPeer([now](Peer& peer) { peer.Expire(now); });
 }
 
 MessageCounters Hub::counters() const {

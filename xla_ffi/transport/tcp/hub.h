@@ -61,7 +61,6 @@ class Hub {
   Hub(const TcpTransportOptions& options, int self, int max_peers);
   void Handle(uint64_t id, uint32_t events);
   void Accept();
-  void Tick();
   template <class F>
   void ForEachPeer(F f);
 
@@ -76,8 +75,7 @@ class Hub {
   mutable std::mutex
       accepting_;  // of the acceptor; who does not get it leaves the work to the other
   std::unique_ptr<Acceptor> acceptor_;
-  bool strangers_ = false;  // some are within their handshake
-  std::mutex mutex_;        // of the two maps; nothing else is locked while it is held
+  std::mutex mutex_;  // of the two maps; nothing else is locked while it is held
   std::map<int, std::unique_ptr<Peer>> peers_;
   std::unordered_map<uint64_t, std::shared_ptr<Socket>> sockets_;
   std::atomic<uint64_t> last_id_{0};    // relaxed: only has to differ
