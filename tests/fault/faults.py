@@ -43,6 +43,11 @@ def launch(
     if devices is not None:
         options += ("--devices-per-process", str(devices))
     argv = support.launcher(n, str(path), *map(str, arguments), options=options)
+    return start(argv, **settings)
+
+
+def start(argv: list[str], **settings: object) -> support.Job:
+    """Starts a job; settings become JAXFABRIC_* variables."""
     env = {f"JAXFABRIC_{name.upper()}": str(value) for name, value in settings.items()}
     return _start(argv, env)
 

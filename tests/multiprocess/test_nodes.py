@@ -178,11 +178,8 @@ def test_a_program_that_cannot_be_run_on_one_host(hosts, program):
     assert "node 1 on hostb cannot run /no/such/program" in results[0].stderr, text
 
 
-# The layers of jaxfabric.initialize() below the core, and JAX's own collectives on top.
 JOB = """
     import os, sys
-    import fake_core
-    fake_core.install()
     import jaxfabric
     jaxfabric.initialize()
     import jax, jax.numpy as jnp
@@ -193,7 +190,7 @@ JOB = """
     x = jax.make_array_from_callback(
         (n,), NamedSharding(mesh, P("x")), lambda index: jnp.arange(1.0, n + 1)[index])
     psum = jax.jit(jax.shard_map(
-        lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
+        lambda x: jaxfabric.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
     status = jaxfabric.status()
     print(jax.process_index(), jax.process_count(), status.origin, float(psum(x)[0]))
     print([peer.partition(":")[0] for peer in status.peers], flush=True)
@@ -203,7 +200,7 @@ JOB = """
 TESTS = {"PYTHONPATH": os.pathsep.join([str(support.ROOT / "tests"), *sys.path])}
 
 
-def test_jax_connects_across_hosts_and_again_after_a_restart(hosts, tmp_path):
+def test_a_job_across_hosts_and_again_after_a_restart(hosts, tmp_path):
     script = support.write_script(tmp_path, JOB)
     address = f"hosta:{next(_ports)}"
     options = ("--max-restarts", "1", "--grace", "0")

@@ -112,20 +112,17 @@ void Fabric::OnLost(int process, const Status& status) {
 // A process that leaves, fails or dies says so on its control connection, or the end of that does.
 // Where neither comes, its host is there and the data's way is not.
 void Fabric::CheckLost(Clock::time_point now) {
-  std::optional<Lost> found;
+  std::string unreachable;
   {
     std::lock_guard lock(mutex_);
     for (const Lost& lost : lost_) {
       const Peer& peer = peers_[static_cast<size_t>(lost.process)];
-      if (now - lost.since >= kControlFirst && !peer.gone.load(std::memory_order_relaxed)) {
-        found = lost;
-      }
+      if (now - lost.since < kControlFirst || peer.gone.load(std::memory_order_relaxed)) continue;
+      unreachable =
+          StrCat(DescribeProcess(lost.process), " is unreachable: ", lost.reason.message());
     }
   }
-  if (!found) return;
-  Poison(Status(Code::kUnavailable, StrCat(DescribeProcess(found->process),
-                                           " is unreachable: ", found->reason.message())),
-         true);
+  if (!unreachable.empty()) Poison(Status(Code::kUnavailable, unreachable), true);
 }
 
 }  // namespace jaxfabric

@@ -180,9 +180,8 @@ TEST_P(ExactTest, OneWaySenderRunsAhead) {
 INSTANTIATE_TEST_SUITE_P(Shapes, ExactTest,
                          ::testing::Values(Shape{1, 1}, Shape{1, 2}, Shape{1, 4}, Shape{1, 7},
                                            Shape{2, 1}, Shape{3, 1}, Shape{2, 2}, Shape{4, 2},
-                                           Shape{8, 1}, Shape{2, 1, 2}, Shape{3, 1, 3},
-                                           Shape{2, 2, 2}, Shape{4, 1, 2}, Shape{3, 2, 2},
-                                           Shape{5, 1, 3}),
+                                           Shape{8, 1}, Shape{2, 1, 2}, Shape{2, 2, 2},
+                                           Shape{3, 2, 2}, Shape{5, 1, 3}),
                          ShapeName);
 
 }  // namespace
