@@ -28,8 +28,10 @@ uint64_t Participant::WindowOffset(const void* address) const {
 }
 
 void Op::Announce() {
-  for (const RemotePeer& remote : participant_.remotes_) Tell(remote);
-  told_ = {true, produced_, results_, consumed_told(), results_consumed_};
+  if (!participant_.remotes_.empty()) {
+    for (const RemotePeer& remote : participant_.remotes_) Tell(remote);
+    told_ = {true, produced_, results_, consumed_told(), results_consumed_};
+  }
   participant_.RingPeers();
 }
 
