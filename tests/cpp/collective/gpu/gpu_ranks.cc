@@ -69,7 +69,7 @@ Machine::Machine(Shape shape, int process, Gpus gpus) : shape_(shape), process_(
   for (auto list :
        {device::AllGatherKernels(), device::AllReduceKernels(), device::AllToAllKernels(),
         device::BarrierKernels(), device::BroadcastKernels(), device::PermuteKernels(),
-        device::RaggedAllToAllKernels(), device::ReduceScatterKernels()}) {
+        device::RaggedAllToAllKernels(), device::ReduceScatterKernels(), device::WindowKernels()}) {
     for (const auto& kernel : list) {
       driver_->AddKernel(kernel.name, kernel.body, kernel.argument_bytes);
     }
