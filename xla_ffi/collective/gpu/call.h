@@ -14,6 +14,7 @@
 
 #include "collective/call.h"
 #include "collective/gpu/domain.h"
+#include "collective/gpu/windows.h"
 #include "collective/launch.h"
 
 namespace jaxfabric {
@@ -36,6 +37,12 @@ class GpuCall {
   // is being captured does not allow.
   Status Launch(int ordinal, cuda::CUstream stream, const Buffers& buffers);
 
+  // Prepares, and tells the next launches of a call with positions, in the order of `stream`, where
+  // these arrays are in windows. Where they are in none, on whatever rank, all ranks' launches
+  // copy.
+  Status Attach(int ordinal, cuda::CUstream stream, const Buffers& buffers,
+                const GpuWindows& windows);
+
   // The same beside `stream`: after what is queued on it, and GpuDomain::Finish() makes a stream
   // wait for the end.
   Status Start(int ordinal, cuda::CUstream stream, const Buffers& buffers);
@@ -43,6 +50,21 @@ class GpuCall {
   const CallSpec& spec() const { return spec_; }
 
  private:
+  // Of a binding whose kernel looks for its arrays in windows.
+  struct Windowed {
+    Windowed(GpuDomain& owner, int owner_local) : domain(owner), local(owner_local) {}
+    ~Windowed() { domain.GiveWindowTable(local, table); }
+    GpuDomain& domain;
+    const int local;
+    device::WindowTable* table = nullptr;  // in the GPU's memory
+    cuda::CUfunction write = nullptr;
+    std::vector<int> peers;  // the communicator's members as ranks of XLA's
+    std::mutex mutex;        // guards what follows
+    device::WindowTable written{};
+    cuda::CUstream stream = nullptr;  // on which it was
+    bool told = false;                // why there are no windows
+  };
+
   // What a launch on one GPU needs beside the buffers.
   struct Binding {
     std::shared_ptr<Fabric> fabric;  // keeps the domain
@@ -54,15 +76,24 @@ class GpuCall {
     uint64_t amount = 0;  // elements or bytes, as the kernel counts
     uint32_t root = 0;
     int32_t target = -1, source = -1;
+    std::unique_ptr<Windowed> windows;  // null: the kernel does not look for any
   };
 
   Status LaunchBound(const Binding& binding, cuda::CUstream stream, const Buffers& buffers);
   Result<Binding*> BindingFor(int ordinal, const Buffers& buffers);
   Result<std::unique_ptr<Binding>> Bind(std::shared_ptr<Fabric> fabric, int local,
                                         const Buffers& buffers);
-  // The group of this rank as ranks, and its position in it.
-  Result<std::vector<int64_t>> GroupOf(int64_t rank) const;
-  Status PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks, const Buffers& buffers);
+  // The group of this rank: its ranks, and the number of its first member among all groups'.
+  struct Group {
+    std::vector<int64_t> ranks;
+    size_t first = 0;
+  };
+  Result<Group> GroupOf(int64_t rank) const;
+  Status PlanLaunch(Binding& binding, const Group& group, const Buffers& buffers);
+  Status BindWindows(Binding& binding, const Group& group) const;
+  // The table of these arrays. The error says why they are in no windows.
+  Result<device::WindowTable> FindWindows(const Binding& binding, const Buffers& buffers,
+                                          const GpuWindows& windows) const;
 
   static constexpr size_t kMaxOrdinals = 64;
   const CallSpec spec_;
