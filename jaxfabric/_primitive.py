@@ -284,16 +284,19 @@ class Collective:
                 x = hlo.reshape(mlir.aval_to_ir_type(ctx.module_context, out), x)
             return x, lambda _, y: y
 
-        reason = ""
+        reason, windows = "", 0
         on_gpus = _compat.lowering_platform(ctx) != "cpu"
         if on_gpus:
-            who = _program.choose(ctx, self.call(aval, out, max(map(len, positions))))
+            described = self.call(aval, out, max(map(len, positions)))
+            who = _program.choose(ctx, described)
             if not who.fabric:
                 note(ctx, self.name, _report.XLA, who.reason)
                 size = len(positions[0])
                 y = self.counterpart(ctx, x, axes=axes, groups=groups, size=size, **params)
                 return y, lambda _, y: y
             reason = who.reason
+            if not halves and (windows := _program.in_windows(ctx, described, self.reduction)):
+                reason += "; peers address its arrays"
 
         packed, x = pack(ctx, aval, x)
         got = out.update(dtype=packed.dtype)
@@ -312,6 +315,7 @@ class Collective:
             side_effect=self.side_effect or halves,
             attributes=self.attributes(**params),
             reason=reason,
+            windows=windows,
         )
 
         if on_gpus and halves:

@@ -15,6 +15,9 @@ from jaxfabric import gpu_table
 
 _PREFIX = "JAXFABRIC_"
 _LOG_LEVELS = {"error": 0, "warning": 1, "info": 2}
+_CHOICES = {"gpu_windows": ("on", "off"), "log_level": tuple(_LOG_LEVELS)}
+# These decide what is lowered, and the core need not know of them.
+_OF_LOWERING = ("gpu_limits", "gpu_windows")
 _BYTES = re.compile(r"(\d+)\s*(|[KMG])(|i?B)", re.IGNORECASE)
 
 logger = logging.getLogger("jaxfabric")
@@ -65,6 +68,7 @@ class Config:
         48 << 20, "memory of every GPU that its peers address, in bytes (or 48M)", 4 << 20, 1 << 40
     )
     gpu_limits: str = _field("", "calls on GPUs that XLA is to run, over the table's own limits")
+    gpu_windows: str = _field("off", "on: peers read and write XLA's own arrays on GPUs; or off")
     log_level: str = _field("warning", "error, warning or info")
 
     def __post_init__(self) -> None:
@@ -77,8 +81,9 @@ class Config:
             parse_gpu_limits(source, value)
             return
         if field.type == "str":
-            if value not in _LOG_LEVELS:
-                raise ConfigError(f"{source}{value}: use one of {', '.join(_LOG_LEVELS)}")
+            if value not in _CHOICES[field.name]:
+                choices = ", ".join(_CHOICES[field.name])
+                raise ConfigError(f"{source}{value}: use one of {choices}")
             return
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"{source}{value!r}: a number is needed ({field.metadata['help']})")
@@ -123,12 +128,12 @@ class Config:
     def options(self) -> dict[str, float | int | str]:
         """Returns the settings as the compiled core takes them; log_level becomes 0, 1 or 2.
 
-        Without gpu_limits, which only decide what is lowered.
+        Without those that only decide what is lowered.
         """
         options = {
             field.name: float(value) if field.type == "float" else value
             for field in dataclasses.fields(self)
-            if field.name != "gpu_limits"
+            if field.name not in _OF_LOWERING
             for value in (getattr(self, field.name),)
         }
         options["log_level"] = _LOG_LEVELS[self.log_level]
@@ -274,7 +279,8 @@ LAUNCHER_VARIABLES = (
     "JAXFABRIC_NUM_PROCESSES",
     "JAXFABRIC_JOB",
 )
-_BUILD_VARIABLES = ("JAXFABRIC_CUDA",)  # of pyproject.toml; may stay set
+# Of pyproject.toml; may stay set.
+_BUILD_VARIABLES = ("JAXFABRIC_CUDA", "JAXFABRIC_WINDOWS_HEADERS")
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

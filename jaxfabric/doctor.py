@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Any
 
-from jaxfabric import runtime
+from jaxfabric import _windowed, runtime
 from jaxfabric._import_check import runtime_ffi_version
 from jaxfabric.config import (
     SWITCH_VARIABLE,
@@ -104,6 +104,9 @@ def _core() -> list[Finding]:
     gpus = runtime.cuda_problem()
     value = f"left to XLA: {gpus}" if gpus else "run on the fabric (jaxfabric gpu-table)"
     findings.append(Finding("core", "collectives on GPUs", value))
+    windows = _windowed.problem()
+    value = f"none: {windows}" if windows else "of XLA's own arrays (gpu_windows)"
+    findings.append(Finding("core", "windows on GPUs", value))
     # Each transport answers for itself: a name, and a reason where it cannot be used.
     for name, reason in getattr(ext, "transports", dict)().items():
         problem = (

@@ -9,44 +9,14 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from jaxfabric import _windowed
 from jaxfabric._devices import NO_GPUS, core, cuda_problem, local_devices, usable_gpus
+from jaxfabric._status import Status
 from jaxfabric.config import Config, LauncherEnvironment, logger, warn_of_unknown_variables
 
 if TYPE_CHECKING:
     from jaxfabric import _ext
     from jaxfabric.bootstrap.membership import Membership
-
-
-@dataclasses.dataclass(frozen=True)
-class Status:
-    """What `jaxfabric.status` returns.
-
-    Attributes:
-        initialized: whether collectives can run.
-        origin: how the processes found each other: "alone", "jaxfabric run", "jax.distributed" or
-            "initialize"; None before initialize().
-        process_id: this process's number.
-        num_processes: how many processes take part.
-        ranks: the ids of this process's CPU devices.
-        gpus: the ids of its GPUs: ranks of their own, numbered apart from those of CPUs.
-        gpu_problem: why collectives on GPUs are all left to XLA; empty if they need not be.
-        peers: host and pid of every process, in process order.
-        failure: text of the first failure, or None while all is well.
-        counters: what the core has counted since the start.
-        config: the settings in force.
-    """
-
-    initialized: bool
-    origin: str | None = None
-    process_id: int = 0
-    num_processes: int = 1
-    ranks: tuple[int, ...] = ()
-    gpus: tuple[int, ...] = ()
-    gpu_problem: str = ""
-    peers: tuple[str, ...] = ()
-    failure: str | None = None
-    counters: dict[str, int] = dataclasses.field(default_factory=dict)
-    config: Config | None = None
 
 
 @dataclasses.dataclass
@@ -57,6 +27,7 @@ class _Session:
     # By the number that CUDA has for it in this process; empty where CUDA cannot be used.
     gpus: dict[int, int]
     without_gpus: str
+    without_windows: str
     fabric: _ext.Fabric
 
 
@@ -84,6 +55,7 @@ def initialize(
     out_of_step_microseconds: float | None = None,
     gpu_pool_bytes: int | None = None,
     gpu_limits: str | None = None,
+    gpu_windows: str | None = None,
     log_level: str | None = None,
 ) -> None:
     """Connects this process's devices with those of all other processes of the job.
@@ -110,6 +82,8 @@ def initialize(
         gpu_pool_bytes: memory of every GPU that its peers address, in bytes (48 MiB).
         gpu_limits: from how many bytes on XLA runs calls on GPUs, where the table is to be
             overruled: "all_reduce/8=32M, all_to_all=0" ("").
+        gpu_windows: "on": large calls on GPUs read and write peers' arrays where they are, where
+            XLA can have them so; "off": all are copied ("off").
         log_level: "error", "warning" or "info" ("warning").
 
     Each setting can also come from the environment variable JAXFABRIC_<NAME>.
@@ -138,6 +112,7 @@ def initialize(
         "out_of_step_microseconds": out_of_step_microseconds,
         "gpu_pool_bytes": gpu_pool_bytes,
         "gpu_limits": gpu_limits,
+        "gpu_windows": gpu_windows,
         "log_level": log_level,
     }
     job = {
@@ -241,6 +216,12 @@ def gpu_problem() -> str:
     return session.without_gpus
 
 
+def windows_problem() -> str:
+    """Why the calls of GPUs copy their arrays, or an empty string; the same on all processes."""
+    session = _session
+    return "jaxfabric is not initialized" if session is None else session.without_windows
+
+
 def status() -> Status:
     """Returns how this process is connected, what it has counted, and the first failure."""
     with _lock:
@@ -255,6 +236,7 @@ def status() -> Status:
             ranks=_session.ranks,
             gpus=tuple(_session.gpus.values()),
             gpu_problem=gpu_problem(),
+            windows_problem=windows_problem(),
             peers=tuple(f"{m.identity.hostname}:{m.identity.pid}" for m in membership.members),
             failure=_session.fabric.failure(),
             counters=_session.fabric.counters(),
@@ -301,9 +283,15 @@ def _start(
     fabric = _ext.Fabric(
         membership.process_id, membership.num_processes, list(ranks), config.options(), **more
     )
+    without_windows = _without_windows(config, bool(gpus))
     try:
-        own = Member(ProcessIdentity.own(), fabric.address(), _must_agree(config, _ext))
+        own = Member(
+            ProcessIdentity.own(), fabric.address(), _must_agree(config, _ext), without_windows
+        )
         members = membership.exchange(own, config.connect_timeout)
+        for process, member in enumerate(members):
+            if not without_windows and member.without_windows:
+                without_windows = f"process {process}: {member.without_windows}"
         fabric.connect([member.address for member in members])
         if gpus and (problem := fabric.gpu_problem()):
             # Of this process or of another; all have heard of it.
@@ -312,7 +300,17 @@ def _start(
     except BaseException:
         fabric.shutdown()
         raise
-    return _Session(membership, config, ranks, gpus, without_gpus, fabric)
+    return _Session(membership, config, ranks, gpus, without_gpus, without_windows, fabric)
+
+
+def _without_windows(config: Config, with_gpus: bool) -> str:
+    if config.gpu_windows != "on":
+        return "the setting gpu_windows is off"
+    if not with_gpus:
+        return "it has no GPUs of the fabric"
+    if problem := _windowed.problem():
+        logger.warning("calls on GPUs copy their arrays: %s", problem)
+    return problem
 
 
 def _must_agree(config: Config, ext: Any) -> dict[str, str]:  # noqa: ANN401
@@ -323,6 +321,7 @@ def _must_agree(config: Config, ext: Any) -> dict[str, str]:  # noqa: ANN401
         "the compiled FFI version": ".".join(map(str, ext.ffi_version())),
         "segment_bytes": str(config.segment_bytes),
         "gpu_limits": config.gpu_limits,
+        "gpu_windows": config.gpu_windows,
     }
 
 
@@ -341,6 +340,8 @@ def _register(ext: Any, with_gpus: bool) -> None:  # noqa: ANN401
     for platform, (types, targets) in handlers.items():
         for name, registration in types.items():
             jax.ffi.register_ffi_type(name, registration, platform=platform)
+        if platform == "CUDA":
+            targets = targets | _windowed.registrations(ext)
         for name, stages in targets.items():
             jax.ffi.register_ffi_target(name, stages, platform=platform, api_version=1)
 
