@@ -53,6 +53,7 @@ class Job {
     }
   }
   FakeXla& xla() { return xla_; }
+  cuda::FakeDriver& driver() { return process_.machine->driver(); }
   size_t count() const { return calls_.size(); }
   GpuCall& call(size_t i) { return *calls_[i]; }
   const CallSpec& spec(size_t i) const { return specs_[i]; }
@@ -218,6 +219,23 @@ TEST(WindowStage, ARequestThatXlaRefusesIsAnError) {
   };
   const std::string failed = OnJob(2, problems, before, body, [](Job&) { return ""; });
   EXPECT_NE(failed.find("no such group"), std::string::npos) << failed;
+}
+
+TEST(WindowStage, ATableThatCannotBeWrittenFailsAllRanks) {
+  const std::vector<Problem> problems = {Problems(2)[0]};
+  const auto body = [&](Job& job, GpuRank& rank, int position) {
+    const auto execution = rank.Make(problems[0], position, 0);
+    std::string failed = Text(job.call(0).Prepare(rank.ordinal(), execution.buffers));
+    job.xla().Acquire(position, 0);
+    if (position == 0) {
+      job.driver().FailCall("cuLaunchKernel", 1, cuda::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+    }
+    failed += job.Run(0, rank, position, 4, 0);
+    return failed.empty() ? "it did not fail" : StrCat(position, ": ", failed, "\n");
+  };
+  const std::string failed = OnJob(2, problems, [](Job&) {}, body, [](Job&) { return ""; });
+  EXPECT_NE(failed.find("cuLaunchKernel"), std::string::npos) << failed;
+  EXPECT_EQ(failed.find("did not fail"), std::string::npos) << failed;
 }
 
 // Groups whose members are not in the order of their positions: XLA's communicator has them so.

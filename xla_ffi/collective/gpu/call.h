@@ -91,6 +91,9 @@ class GpuCall {
   Result<Group> GroupOf(int64_t rank) const;
   Status PlanLaunch(Binding& binding, const Group& group, const Buffers& buffers);
   Status BindWindows(Binding& binding, const Group& group) const;
+  // With the lock of the binding's windows held.
+  Status WriteTable(Binding& binding, cuda::CUstream stream,
+                    const device::WindowTable& table) const;
   // The table of these arrays. The error says why they are in no windows.
   Result<device::WindowTable> FindWindows(const Binding& binding, const Buffers& buffers,
                                           const GpuWindows& windows) const;

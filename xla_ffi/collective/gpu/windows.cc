@@ -75,24 +75,32 @@ Status GpuCall::Attach(int ordinal, cuda::CUstream stream, const Buffers& buffer
   Windowed& state = *binding->windows;
   auto found = FindWindows(*binding, buffers, windows);
   domain.CountWindows(found.ok());
-  const device::WindowTable table = found.ok() ? *found : device::WindowTable{};
   std::lock_guard lock(state.mutex);
   if (!found.ok() && !std::exchange(state.told, true)) {
     Log(LogLevel::kWarning,
         StrCat(spec_.label, " at ", SiteRegistry::Get().Source(spec_.site),
                ": its arrays are copied, as they are in no windows: ", found.status().message()));
   }
+  Status written = WriteTable(*binding, stream, found.ok() ? *found : device::WindowTable{});
+  // The other ranks' kernels wait for this one's.
+  return written.ok() ? written : domain.Fail(std::move(written));
+}
+
+Status GpuCall::WriteTable(Binding& binding, cuda::CUstream stream,
+                           const device::WindowTable& table) const {
+  Windowed& state = *binding.windows;
   if (state.stream == stream && std::memcmp(&table, &state.written, sizeof table) == 0) {
     return OkStatus();
   }
-  const cuda::ScopedContext current(domain.api(), domain.gpu(binding->local).context());
+  const cuda::Api& api = binding.domain->api();
+  const cuda::ScopedContext current(api, binding.domain->gpu(binding.local).context());
   JF_RETURN_IF_ERROR(current.status());
   // A launch on another stream has the table before it, and this has the launches so far.
-  JF_RETURN_IF_ERROR(binding->communicator->Follow(domain.api(), stream));
+  JF_RETURN_IF_ERROR(binding.communicator->Follow(api, stream));
   device::WriteTableArguments arguments{table, state.table};
   void* parameters[] = {&arguments};
-  JF_RETURN_IF_ERROR(JF_CUDA_CALL(domain.api(), cuLaunchKernel, state.write, 1, 1, 1, kWriteThreads,
-                                  1, 1, 0, stream, parameters, nullptr));
+  JF_RETURN_IF_ERROR(JF_CUDA_CALL(api, cuLaunchKernel, state.write, 1, 1, 1, kWriteThreads, 1, 1, 0,
+                                  stream, parameters, nullptr));
   state.written = table;
   state.stream = stream;
   return OkStatus();
