@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 from typing import Any
 
+from jaxfabric._devices import core
 from jaxfabric._import_check import runtime_extension_version, runtime_ffi_version
 
 # By op: which arrays peers address, as the attribute `windows` says it (1 operand, 2 result).
@@ -31,6 +32,10 @@ def problem() -> str:
         return "this build of jaxfabric has none: it needs the headers of jaxlib 0.12"
     except ImportError as error:
         return f"jaxfabric._windows does not load: {error}"
+    try:
+        module.connect(core().window_core())
+    except RuntimeError as error:
+        return str(error)
     return mismatch(
         built=(module.jaxlib_version(), module.ffi_version(), module.extension_version()),
         installed=(
@@ -66,17 +71,15 @@ def mismatch(*, built: Versions, installed: Versions) -> str:
     return ""
 
 
-def registrations(core: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401
+def registrations() -> dict[str, dict[str, Any]]:
     """FFI target -> stage -> handler, for platform CUDA; empty where there are no windows.
 
-    Args:
-        core: the compiled core, whose FFI types are registered.
+    Call it once the core's FFI types are registered.
     """
     if problem():
         return {}
     module = importlib.import_module("jaxfabric._windows")
-    module.connect(core.window_core())
-    own = core.cuda_registrations()
+    own = core().cuda_registrations()
     return {
         f"jaxfabric_{op}_windows": {**own[f"jaxfabric_{op}"], **module.stages()} for op in ARRAYS
     }

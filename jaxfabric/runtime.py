@@ -341,7 +341,7 @@ def _register(ext: Any, with_gpus: bool) -> None:  # noqa: ANN401
         for name, registration in types.items():
             jax.ffi.register_ffi_type(name, registration, platform=platform)
         if platform == "CUDA":
-            targets = targets | _windowed.registrations(ext)
+            targets = targets | _windowed.registrations()
         for name, stages in targets.items():
             jax.ffi.register_ffi_target(name, stages, platform=platform, api_version=1)
 

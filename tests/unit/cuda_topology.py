@@ -46,7 +46,7 @@ def register():
         jax.ffi.register_ffi_type(name, registration, platform="CUDA")
     targets = _ext.cuda_registrations()
     # Without windows in this build, the handlers of calls that copy stand in.
-    more = _windowed.registrations(_ext) or {
+    more = _windowed.registrations() or {
         f"jaxfabric_{op}_windows": targets[f"jaxfabric_{op}"] for op in _windowed.ARRAYS
     }
     for name, stages in (targets | more).items():

@@ -117,7 +117,7 @@ def test_it_is_used_with_what_it_was_built_for(installed, reason):
 def test_a_build_without_the_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxfabric._windows", None)
     assert "needs the headers of jaxlib 0.12" in _windowed.problem()
-    assert _windowed.registrations(None) == {}
+    assert _windowed.registrations() == {}
     (found,) = [f for f in doctor.examine() if f.name == "windows on GPUs"]
     assert found.value == f"none: {_windowed.problem()}"
     assert found.problem is None
@@ -139,17 +139,29 @@ def test_stages_are_those_of_both_modules(monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxfabric._windows", module)
     monkeypatch.setattr(_windowed, "mismatch", lambda **_: "")
     core = fake_core.module()
+    monkeypatch.setitem(sys.modules, "jaxfabric._ext", core)
     core.window_core = lambda: "core"
     core.cuda_registrations = lambda: {
         f"jaxfabric_{op}": {"instantiate": "n", "initialize": "old", "execute": op}
         for op in gpu_table.OPS
     }
-    found = _windowed.registrations(core)
+    found = _windowed.registrations()
     assert module.connected == ["core"]
     assert {*found} == {f"jaxfabric_{op}_windows" for op in _windowed.ARRAYS}
     for op in _windowed.ARRAYS:
         stages = found[f"jaxfabric_{op}_windows"]
         assert stages == {"instantiate": "n", "prepare": "p", "initialize": "i", "execute": op}
+
+
+def test_a_module_of_another_build_is_not_used(monkeypatch):
+    def refuse(core):
+        raise RuntimeError("the modules of jaxfabric are of two builds")
+
+    module = fake_module()
+    module.connect = refuse
+    monkeypatch.setitem(sys.modules, "jaxfabric._windows", module)
+    assert _windowed.problem() == "the modules of jaxfabric are of two builds"
+    assert _windowed.registrations() == {}
 
 
 def test_the_module_of_this_build():
@@ -159,7 +171,6 @@ def test_the_module_of_this_build():
     assert _windowed.problem() == ""
     assert {*module.stages()} == {"prepare", "initialize"}
     assert module.extension_version() >= (0, 2)
-    module.connect(runtime.core().window_core())
     (found,) = [f for f in doctor.examine() if f.name == "windows on GPUs"]
     assert "gpu_windows" in found.value
 
@@ -176,7 +187,7 @@ def core(monkeypatch):
     monkeypatch.setattr(_compat, "watch_compilations", lambda *_: None)
     monkeypatch.setattr(runtime, "usable_gpus", lambda: ({0: 4}, ""))
     monkeypatch.setattr(_windowed, "problem", lambda: "")
-    monkeypatch.setattr(_windowed, "registrations", lambda _: {})
+    monkeypatch.setattr(_windowed, "registrations", dict)
     fake.cuda_status = lambda: ""
     fake.cuda_type_registrations = fake.cuda_registrations = dict
     fake.end_gpu_compilation = lambda *_: None
