@@ -51,9 +51,11 @@ Launch Plan(const ArenaShape& shape, std::string_view op, std::string_view bulk_
           Blocks(bytes, kBulkBytesPerBlock, shape.lanes), windows && !multicast};
 }
 
-// Whether windows.cu has a kernel for it, which takes whole vectors.
-bool WindowCombines(DType dtype, ReduceOp op, uint64_t bytes) {
+// Whether windows.cu has a kernel for it, which takes whole vectors, of the operand no more than it
+// counts in 32 bits.
+bool WindowCombines(DType dtype, ReduceOp op, uint64_t bytes, uint64_t operand_bytes) {
   return op == ReduceOp::kSum && bytes % sizeof(Packet) == 0 &&
+         operand_bytes / sizeof(Packet) < uint64_t{1} << 31 &&
          (dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBfloat16);
 }
 
@@ -111,7 +113,7 @@ bool MulticastCombines(DType dtype, ReduceOp op) {
 Launch PlanAllReduce(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t bytes, Ways ways) {
   return Plan(shape, "all_reduce", "two_shot", ReductionSuffix(dtype, op), bytes,
               ways.multicast && MulticastCombines(dtype, op) ? bytes * shape.ranks : 0,
-              ways.windows && WindowCombines(dtype, op, bytes));
+              ways.windows && WindowCombines(dtype, op, bytes, bytes));
 }
 
 Launch PlanReduceScatter(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t row_bytes,
@@ -119,7 +121,7 @@ Launch PlanReduceScatter(const ArenaShape& shape, DType dtype, ReduceOp op, uint
   return Plan(
       shape, "reduce_scatter", "pull", ReductionSuffix(dtype, op), row_bytes,
       ways.multicast && MulticastCombines(dtype, op) ? row_bytes * shape.ranks * shape.ranks : 0,
-      ways.windows && WindowCombines(dtype, op, row_bytes));
+      ways.windows && WindowCombines(dtype, op, row_bytes, row_bytes * shape.ranks));
 }
 
 Launch PlanMove(const ArenaShape& shape, Move move, uint64_t bytes, Ways ways) {

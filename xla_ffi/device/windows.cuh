@@ -63,14 +63,21 @@ JF_DEVICE void LeaveWindows(Lane& lane) {
   lane.End();
 }
 
+// Loads on their way at once: half of what there are elsewhere, as the kernel has two ways to go,
+// and registers for both; with all threads of a block still more than a link needs.
+template <class Codec>
+inline constexpr uint32_t kWindowLoads = kLoads<typename Codec::Storage> / 2;
+
 // store(i, v): v is the combination of the ranks' vectors number i of their operands, for those
 // that lie in bytes [begin, end), which are multiples of 16.
 template <class Codec, class Op, class Store>
 JF_DEVICE void CombineWindows(const WindowAddresses& windows, uint32_t ranks, uint64_t begin,
                               uint64_t end, Store store) {
-  for (uint64_t i = begin / sizeof(Vector) + hw::Thread(); i < end / sizeof(Vector);
+  // In 32 bits, which take fewer registers; larger operands are not planned so (launch.cc).
+  const auto last = static_cast<uint32_t>(end / sizeof(Vector));
+  for (uint32_t i = static_cast<uint32_t>(begin / sizeof(Vector)) + hw::Thread(); i < last;
        i += hw::Threads()) {
-    store(i, Combine<Codec, Op, Vector, Vector>(
+    store(i, Combine<Codec, Op, Vector, Vector, kWindowLoads<Codec>>(
                  ranks,
                  [&](uint32_t rank) {
                    return reinterpret_cast<const Vector*>(windows.input[rank])[i];
@@ -91,7 +98,7 @@ JF_DEVICE void all_reduce_window_body(const WindowReduceArguments& a) {
                         kLineBytes);
       const Slice part(slice.size(), lane.rank(), ranks, sizeof(Vector));
       CombineWindows<Codec, Op>(windows, ranks, slice.begin + part.begin, slice.begin + part.end,
-                                [&](uint64_t i, const Vector& v) {
+                                [&](uint32_t i, const Vector& v) {
                                   for (uint32_t peer = 0; peer < ranks; ++peer) {
                                     reinterpret_cast<Vector*>(windows.output[peer])[i] = v;
                                   }
@@ -100,7 +107,7 @@ JF_DEVICE void all_reduce_window_body(const WindowReduceArguments& a) {
       return;
     }
   }
-  all_reduce_two_shot_body<Codec, Op>(a.call);
+  all_reduce_two_shot_body<Codec, Op, kWindowLoads<Codec>>(a.call);
 }
 
 // Each rank combines its own row of all operands.
@@ -113,15 +120,23 @@ JF_DEVICE void reduce_scatter_window_body(const WindowReduceArguments& a) {
       const uint64_t row = a.call.count * sizeof(typename Codec::Storage);
       const Slice slice(row, hw::Block(), hw::Blocks(), kLineBytes);
       const uint64_t own = lane.rank() * row;
-      CombineWindows<Codec, Op>(windows, lane.ranks(), own + slice.begin, own + slice.end,
-                                [&](uint64_t i, const Vector& v) {
-                                  static_cast<Vector*>(a.call.output)[i - own / sizeof(Vector)] = v;
-                                });
+      CombineWindows<Codec, Op>(
+          windows, lane.ranks(), own + slice.begin, own + slice.end,
+          [&](uint32_t i, const Vector& v) {
+            static_cast<Vector*>(a.call.output)[i - static_cast<uint32_t>(own / sizeof(Vector))] =
+                v;
+          });
       LeaveWindows(lane);
       return;
     }
   }
   reduce_scatter_pull_body<Codec, Op>(a.call);
+}
+
+// Apart, so that it takes no registers from the rest.
+template <class Pattern>
+JF_COLD void MoveInArenas(const MoveArguments& a) {
+  MovePush<Pattern>(a);
 }
 
 // Each rank writes into the results of those that it sends to. What a source sends lies at
@@ -144,7 +159,7 @@ JF_DEVICE void MoveWindow(const WindowMoveArguments& a) {
     LeaveWindows(lane);
     return;
   }
-  MovePush<Pattern>(a.call);
+  MoveInArenas<Pattern>(a.call);
 }
 
 }  // namespace jaxfabric::device
