@@ -47,8 +47,9 @@ def succeed(jobs, counts):
 EVERY_OP = """
 assert jax.device_count() > jax.local_device_count()
 for size in (1, 9, 3000, 700001):
-    x = array(lambda rank: (np.arange(size * n) % 97 + 1000 * rank).astype(np.float32).reshape(n, size))
-    blocks = [(np.arange(size * n) % 97 + 1000 * r).astype(np.float32).reshape(n, size) for r in range(n)]
+    row = np.arange(size * n, dtype=np.float32).reshape(n, size) % 97
+    x = array(lambda rank: row + np.float32(1000 * rank))
+    blocks = [row + np.float32(1000 * r) for r in range(n)]
     total = np.sum(blocks, axis=0)
     same(spread(lambda x: lax.psum(x, "i"))(x), lambda rank: total)
     same(spread(lambda x: lax.pmax(x, "i"))(x), lambda rank: blocks[-1])
@@ -84,7 +85,8 @@ rng = np.random.default_rng(0)
 x, y = rng.normal(size=(n * 8, 300)).astype(np.float32), rng.normal(size=n * 8).astype(np.float32)
 results = []
 for stock in (False, True):
-    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("i"), P("i")), out_specs=P(), check_vma=False))
+    run = jax.jit(jax.shard_map(
+        step, mesh=mesh, in_specs=(P(), P("i"), P("i")), out_specs=P(), check_vma=False))
     with jaxfabric.enabled():
         v = w
         for _ in range(5):
