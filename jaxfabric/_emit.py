@@ -44,6 +44,7 @@ def call_fabric(
     attributes: dict[str, ir.Attribute],
     side_effect: bool = False,
     reason: str = "",
+    windows: int = 0,
     **options: Any,  # noqa: ANN401
 ) -> tuple[Sequence[ir.Value], int]:
     """Emits a custom call of the fabric.
@@ -59,6 +60,7 @@ def call_fabric(
         attributes: the op's own.
         side_effect: it must run although nothing uses the result.
         reason: why the fabric runs it, for the report.
+        windows: which of operand (1) and result (2) XLA is to put into windows.
         **options: for jax.ffi.build_ffi_lowering_function.
 
     Returns:
@@ -95,6 +97,10 @@ def call_fabric(
     if by_position and _compat.lowering_platform(ctx) == "cpu":
         operands.append(hlo.partition_id())
         avals.append(core.ShapedArray((), np.dtype(np.uint32)))
+    if windows:
+        target += "_windows"
+        where = i64_array([i for group in positions for i in group])
+        attributes = {**attributes, "positions": where, "windows": i64(windows)}
     call = jax.ffi.build_ffi_lowering_function(
         target,
         has_side_effect=side_effect,
@@ -109,7 +115,14 @@ def call_fabric(
         },
         **options,
     )
-    return call(ctx.replace(avals_in=avals), *operands).results, number
+    emitted = call(ctx.replace(avals_in=avals), *operands)
+    if windows:
+        # Memory space 1 of XLA:GPU is what windows can be put around.
+        spaces = {"operands_memory_spaces": windows & 1, "results_memory_spaces": windows & 2}
+        emitted.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
+            {name: ir.StringAttr.get("{0:1}") for name, wanted in spaces.items() if wanted}
+        )
+    return emitted.results, number
 
 
 def note(ctx: Context, name: str, runner: str, reason: str = "", call: str = "") -> tuple[str, int]:

@@ -14,16 +14,28 @@ def runtime_ffi_version(root: pathlib.Path | None = None) -> tuple[int, int] | N
     Args:
         root: jaxlib's folder; default: where the import system finds it. jaxlib is not imported.
     """
+    return _version_in_header(root, "c_api.h", "XLA_FFI_API_MAJOR", "XLA_FFI_API_MINOR")
+
+
+def runtime_extension_version(root: pathlib.Path | None = None) -> tuple[int, int] | None:
+    """Returns the same of the FFI's extension for collectives, or None if there is none."""
+    names = (f"XLA_FFI_Extension_Collectives_{part}Version" for part in ("Major", "Minor"))
+    return _version_in_header(root, "collectives_c_api.h", *names)
+
+
+def _version_in_header(
+    root: pathlib.Path | None, name: str, *macros: str
+) -> tuple[int, int] | None:
     if root is None:
         spec = importlib.util.find_spec("jaxlib")
         if spec is None or spec.origin is None:
             return None
         root = pathlib.Path(spec.origin).parent
     try:
-        header = (root / "include/xla/ffi/api/c_api.h").read_text()
+        header = (root / "include/xla/ffi/api" / name).read_text()
     except OSError:
         return None
-    found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", header) for part in ("MAJOR", "MINOR")]
+    found = [re.search(rf"#define {macro} (\d+)", header) for macro in macros]
     if found[0] is None or found[1] is None:
         return None
     return int(found[0][1]), int(found[1][1])

@@ -25,7 +25,7 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax.interpreters import ad, batching, mlir
 
-from jaxfabric import _compat, _program, _report
+from jaxfabric import _compat, _program, _report, _windowed
 from jaxfabric._dtypes import NATIVE_DTYPES, check_movable, pack, unpack
 from jaxfabric._emit import HANDLE, TOKEN, call_fabric, label, mesh_positions, note
 from jaxfabric._groups import Axes, Groups, Split, communicator_size
@@ -287,16 +287,18 @@ class Collective:
                 x = hlo.reshape(mlir.aval_to_ir_type(ctx.module_context, out), x)
             return x, lambda _, y: y
 
-        reason = ""
+        reason, windows = "", 0
         on_gpus = _compat.lowering_platform(ctx) != "cpu"
         if on_gpus:
-            who = _program.choose(ctx, self.call(aval, out, max(map(len, positions))))
+            described = self.call(aval, out, max(map(len, positions)))
+            who = _program.choose(ctx, described)
             if not who.fabric:
                 note(ctx, self.name, _report.XLA, who.reason)
                 size = len(positions[0])
                 y = self.counterpart(ctx, x, axes=axes, groups=groups, size=size, **params)
                 return y, lambda _, y: y
-            reason = "; ".join(filter(None, (who.reason, remark)))
+            windows = 0 if halves else _program.in_windows(ctx, described, self.reduction)
+            reason = "; ".join(filter(None, (who.reason, remark, _windowed.remark(windows))))
 
         packed, x = pack(ctx, aval, x)
         got = out.update(dtype=packed.dtype)
@@ -315,6 +317,7 @@ class Collective:
             side_effect=self.side_effect or halves,
             attributes=self.attributes(**params),
             reason=reason,
+            windows=windows,
         )
 
         if on_gpus and halves:

@@ -20,7 +20,8 @@ from typing import Any
 from jaxfabric import _compat, config, runtime
 from jaxfabric._compat import Equation
 from jaxfabric._groups import Axes, Groups
-from jaxfabric.gpu_table import Decision, Override, decide
+from jaxfabric._windowed import ARRAYS
+from jaxfabric.gpu_table import Decision, Override, decide, takes_windows
 
 Context = Any  # mlir.LoweringRuleContext
 
@@ -114,6 +115,18 @@ def choose(ctx: Context, call: Call) -> Decision:
     if call.only_fabric:
         return Decision(True, "XLA cannot run it")
     return whole
+
+
+def in_windows(ctx: Context, call: Call, reduction: str | None) -> int:
+    """Which arrays of a call of the fabric peers address themselves, see `_windowed.ARRAYS`.
+
+    The same on all ranks. None where the program runs elsewhere.
+    """
+    if _compat.lowers_for_export(ctx) or runtime.windows_problem():
+        return 0
+    if not takes_windows(call.op, call.dtype, call.size_bytes, reduction):
+        return 0
+    return ARRAYS[call.op]
 
 
 def _whole_program() -> Decision:

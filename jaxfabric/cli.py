@@ -264,11 +264,11 @@ def _gpu_table(*, as_json: bool) -> int:
     from jaxfabric import config, gpu_table
 
     try:
-        text = config.Config.from_environment().gpu_limits
+        settings = config.Config.from_environment()
     except config.ConfigError as error:
         print(f"jaxfabric: {error}", file=sys.stderr)
         return 2
-    rows = [*gpu_table.rows(config.parse_gpu_limits("", text))]
+    rows = [*gpu_table.rows(config.parse_gpu_limits("", settings.gpu_limits))]
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         return 0
@@ -277,6 +277,10 @@ def _gpu_table(*, as_json: bool) -> int:
         limit = gpu_table.bytes_text(row.limit) if row.limit else "0"
         line = f"{row.ranks:>5}  {row.op:<17}  {row.kind:<5}  {limit:>16}"
         print(f"{line}  ({row.source})" if row.source else line)
+    print(
+        f"gpu_windows is {settings.gpu_windows}: on, peers address XLA's own arrays from "
+        f"{gpu_table.bytes_text(gpu_table.WINDOWS_FROM)} on, where there are windows"
+    )
     return 0
 
 

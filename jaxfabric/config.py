@@ -16,6 +16,9 @@ from jaxfabric import gpu_table
 
 _PREFIX = "JAXFABRIC_"
 _LOG_LEVELS = {"error": 0, "warning": 1, "info": 2}
+_CHOICES = {"gpu_windows": ("on", "off"), "log_level": tuple(_LOG_LEVELS)}
+# These decide what is lowered, and the core need not know of them.
+_OF_LOWERING = ("gpu_limits", "gpu_windows")
 _BYTES = re.compile(r"(\d+)\s*(|[KMG])(|i?B)", re.IGNORECASE)
 
 logger = logging.getLogger("jaxfabric")
@@ -69,6 +72,7 @@ class Config:
         1, "0: switches between GPUs do not add, so that sums have the bits of CPUs", 0, 1
     )
     gpu_limits: str = _field("", "calls on GPUs that XLA is to run, over the table's own limits")
+    gpu_windows: str = _field("off", "on: peers read and write XLA's own arrays on GPUs; or off")
     net_interface: str = _field("", "names or subnets of the interface that other hosts reach")
     net_port_range: str = _field("", "ports that other hosts reach, such as 40000-40100")
     tcp_sockets: int = _field(2, "connections for data between two processes", 1, 64)
@@ -82,7 +86,11 @@ class Config:
     @staticmethod
     def _check(field: dataclasses.Field[Any], value: object, source: str) -> None:
         if field.type == "str":
-            _TEXT_CHECKS[field.name](source, value)
+            if check := _TEXT_CHECKS.get(field.name):
+                check(source, value)
+            elif value not in _CHOICES[field.name]:
+                choices = ", ".join(_CHOICES[field.name])
+                raise ConfigError(f"{source}{value}: use one of {choices}")
             return
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"{source}{value!r}: a number is needed ({field.metadata['help']})")
@@ -127,12 +135,12 @@ class Config:
     def options(self) -> dict[str, float | int | str]:
         """Returns the settings as the compiled core takes them; log_level becomes 0, 1 or 2.
 
-        Without gpu_limits, which only decide what is lowered.
+        Without those that only decide what is lowered.
         """
         options = {
             field.name: float(value) if field.type == "float" else value
             for field in dataclasses.fields(self)
-            if field.name != "gpu_limits"
+            if field.name not in _OF_LOWERING
             for value in (getattr(self, field.name),)
         }
         options["log_level"] = _LOG_LEVELS[self.log_level]
@@ -268,16 +276,10 @@ def _check_port_range(source: str, text: object) -> None:
         raise ConfigError(f"{source}{text}: use a range of ports such as 40000-40100")
 
 
-def _check_log_level(source: str, value: object) -> None:
-    if value not in _LOG_LEVELS:
-        raise ConfigError(f"{source}{value}: use one of {', '.join(_LOG_LEVELS)}")
-
-
 _TEXT_CHECKS: dict[str, Callable[[str, object], Any]] = {
     "gpu_limits": parse_gpu_limits,
     "net_interface": _check_interface,
     "net_port_range": _check_port_range,
-    "log_level": _check_log_level,
 }
 
 
@@ -332,7 +334,8 @@ def run_variable(option: str) -> tuple[str, str | None]:
     return variable, os.environ.get(variable)
 
 
-_BUILD_VARIABLES = ("JAXFABRIC_CUDA",)  # of pyproject.toml; may stay set
+# Of pyproject.toml; may stay set.
+_BUILD_VARIABLES = ("JAXFABRIC_CUDA", "JAXFABRIC_WINDOWS_HEADERS")
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Any
 
-from jaxfabric import runtime
+from jaxfabric import _windowed, runtime
 from jaxfabric._import_check import runtime_ffi_version
 from jaxfabric.bootstrap import clusters
 from jaxfabric.config import (
@@ -108,6 +108,9 @@ def _core() -> list[Finding]:
     if not gpus and (pair := ext.cuda_unreachable()):
         value += f"; staged in pinned host memory: {pair}"
     findings.append(Finding("core", "collectives on GPUs", value))
+    windows = _windowed.problem()
+    value = f"none: {windows}" if windows else "of XLA's own arrays (gpu_windows)"
+    findings.append(Finding("core", "windows on GPUs", value))
     # Each transport answers for itself: a name, and a reason where it cannot be used.
     for name, reason in getattr(ext, "transports", dict)().items():
         problem = (

@@ -118,6 +118,31 @@ def decide(
     )
 
 
+# From here on it is worth that peers address XLA's own arrays, where they may. Below, calls whose
+# data travels with its flags need no copy. Not measured.
+WINDOWS_FROM = 1 * _MIB
+_WITHOUT_WINDOWS = ("barrier", "ragged_all_to_all", "all_reduce_rms_norm")
+
+
+def takes_windows(op: str, dtype: str, size_bytes: int, reduction: str | None = None) -> bool:
+    """Whether a call of the fabric has its arrays in windows, where there are windows.
+
+    Args:
+        op: one of OPS.
+        dtype: name of the operand's type.
+        size_bytes: the larger of one rank's operand and result.
+        reduction: "sum", "max" or "min", if the call combines elements.
+
+    Example:
+        >>> from jaxfabric import gpu_table
+        >>> gpu_table.takes_windows("all_reduce", "bfloat16", 1 << 24, "sum")
+        True
+    """
+    if op in _WITHOUT_WINDOWS or size_bytes < WINDOWS_FROM:
+        return False
+    return reduction is None or (reduction == "sum" and dtype in _FLOATS)
+
+
 def rows(overrides: Sequence[Override] = ()) -> Iterator[Row]:
     """The whole table, by number of ranks first."""
     named = {override.ranks for override in overrides if override.ranks}

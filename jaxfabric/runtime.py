@@ -9,50 +9,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from jaxfabric import _windowed
 from jaxfabric._devices import NO_GPUS, core, cuda_problem, local_devices, usable_gpus
+from jaxfabric._status import Status
 from jaxfabric.bootstrap.clusters import place_in_job
 from jaxfabric.config import Config, LauncherEnvironment, logger, warn_of_unknown_variables
 
 if TYPE_CHECKING:
     from jaxfabric import _ext
     from jaxfabric.bootstrap.membership import Membership
-
-
-@dataclasses.dataclass(frozen=True)
-class Status:
-    """What `jaxfabric.status` returns.
-
-    Attributes:
-        initialized: whether collectives can run.
-        origin: how the processes found each other: "alone", "jaxfabric run", "jax.distributed",
-            "initialize", "torchrun", "Open MPI", "Slurm" or "Kubernetes"; None before initialize().
-        launcher: what the last four's variables say, in words.
-        process_id: this process's number.
-        num_processes: how many processes take part.
-        ranks: the ids of this process's CPU devices.
-        gpus: the ids of its GPUs: ranks of their own, numbered apart from those of CPUs.
-        gpu_problem: why collectives on GPUs are all left to XLA; empty if they need not be.
-        gpu_memory: through which memory GPUs reach each other, and why not through a better one;
-            empty where the fabric has none.
-        peers: host and pid of every process, in process order.
-        failure: text of the first failure, or None while all is well.
-        counters: what the core has counted since the start.
-        config: the settings in force.
-    """
-
-    initialized: bool
-    origin: str | None = None
-    launcher: str = ""
-    process_id: int = 0
-    num_processes: int = 1
-    ranks: tuple[int, ...] = ()
-    gpus: tuple[int, ...] = ()
-    gpu_problem: str = ""
-    gpu_memory: str = ""
-    peers: tuple[str, ...] = ()
-    failure: str | None = None
-    counters: dict[str, int] = dataclasses.field(default_factory=dict)
-    config: Config | None = None
 
 
 @dataclasses.dataclass
@@ -63,6 +28,7 @@ class _Session:
     # By the number that CUDA has for it in this process; empty where CUDA cannot be used.
     gpus: dict[int, int]
     without_gpus: str
+    without_windows: str
     fabric: _ext.Fabric
 
 
@@ -94,6 +60,7 @@ def initialize(
     gpu_pool_bytes: int | None = None,
     gpu_multicast: int | None = None,
     gpu_limits: str | None = None,
+    gpu_windows: str | None = None,
     net_interface: str | None = None,
     net_port_range: str | None = None,
     tcp_sockets: int | None = None,
@@ -126,6 +93,8 @@ def initialize(
             bits that they have on CPUs, at any size (1).
         gpu_limits: from how many bytes on XLA runs calls on GPUs, where the table is to be
             overruled: "all_reduce/8=32M, all_to_all=0" ("").
+        gpu_windows: "on": large calls on GPUs read and write peers' arrays where they are, where
+            XLA can have them so; "off": all are copied ("off").
         net_interface: the interface that processes of other hosts reach, by names or subnets:
             "eth0", "10.0.0.0/8" (""; one in the coordinator's subnet, or the first that is up).
         net_port_range: the ports that they reach, such as "40000-40100" (""; any).
@@ -251,6 +220,12 @@ def gpu_problem() -> str:
     return session.without_gpus
 
 
+def windows_problem() -> str:
+    """Why the calls of GPUs copy their arrays, or an empty string; the same on all processes."""
+    session = _session
+    return "jaxfabric is not initialized" if session is None else session.without_windows
+
+
 def status() -> Status:
     """Returns how this process is connected, what it has counted, and the first failure."""
     with _reading:
@@ -267,6 +242,7 @@ def status() -> Status:
             gpus=tuple(_session.gpus.values()),
             gpu_problem=gpu_problem(),
             gpu_memory=_session.fabric.gpu_memory() if _session.gpus else "",
+            windows_problem=windows_problem(),
             peers=tuple(f"{m.identity.hostname}:{m.identity.pid}" for m in membership.members),
             failure=_session.fabric.failure(),
             counters=_session.fabric.counters(),
@@ -318,9 +294,15 @@ def _start(
     fabric = _ext.Fabric(
         membership.process_id, membership.num_processes, list(ranks), options, **more
     )
+    without_windows = _windowed.problem_here(config, with_gpus=bool(gpus))
     try:
-        own = Member(ProcessIdentity.own(), fabric.address(), _must_agree(config, _ext))
+        own = Member(
+            ProcessIdentity.own(), fabric.address(), _must_agree(config, _ext), without_windows
+        )
         roster = membership.exchange(own, config.connect_timeout)
+        for process, member in enumerate(roster.members):
+            if not without_windows and member.without_windows:
+                without_windows = f"process {process}: {member.without_windows}"
         addresses = [member.address for member in roster.members]
         fabric.connect(addresses, roster.secret, roster.incarnation)
         if gpus and (problem := fabric.gpu_problem()):
@@ -330,7 +312,7 @@ def _start(
     except BaseException:
         fabric.shutdown()
         raise
-    return _Session(membership, config, ranks, gpus, without_gpus, fabric)
+    return _Session(membership, config, ranks, gpus, without_gpus, without_windows, fabric)
 
 
 def _must_agree(config: Config, ext: Any) -> dict[str, str]:  # noqa: ANN401
@@ -341,6 +323,7 @@ def _must_agree(config: Config, ext: Any) -> dict[str, str]:  # noqa: ANN401
         "the compiled FFI version": ".".join(map(str, ext.ffi_version())),
         "segment_bytes": str(config.segment_bytes),
         "gpu_limits": config.gpu_limits,
+        "gpu_windows": config.gpu_windows,
     }
 
 
@@ -359,6 +342,8 @@ def _register(ext: Any, with_gpus: bool) -> None:  # noqa: ANN401
     for platform, (types, targets) in handlers.items():
         for name, registration in types.items():
             jax.ffi.register_ffi_type(name, registration, platform=platform)
+        if platform == "CUDA":
+            targets = targets | _windowed.registrations()
         for name, stages in targets.items():
             jax.ffi.register_ffi_target(name, stages, platform=platform, api_version=1)
 

@@ -31,6 +31,7 @@ class Member:
     identity: ProcessIdentity
     address: bytes
     agreed: dict[str, str]  # Must be equal on all processes, such as the version.
+    without_windows: str = ""  # Why it cannot have the arrays of its GPUs in windows.
 
     def _encode(self, uid: str) -> str:
         return json.dumps(
@@ -39,6 +40,7 @@ class Member:
                 "identity": dataclasses.asdict(self.identity),
                 "address": self.address.hex(),
                 "agreed": self.agreed,
+                "without_windows": self.without_windows,
             }
         )
 
@@ -154,6 +156,7 @@ def _decode(hello: dict[str, Any]) -> Member:
         identity=ProcessIdentity(**hello["identity"]),
         address=bytes.fromhex(hello["address"]),
         agreed=hello["agreed"],
+        without_windows=hello["without_windows"],
     )
 
 

@@ -28,6 +28,9 @@ if PLATFORM == "gpu":
     os.environ["CUDA_VISIBLE_DEVICES"] = str(int(os.environ["JAXFABRIC_PROCESS_ID"]) % GPUS)
 jaxfabric.initialize()
 assert jax.default_backend() == PLATFORM, jax.default_backend()
+# Of 1 MiB and more, whose arrays may be in windows.
+WINDOWS = jaxfabric.status().config.gpu_windows == "on"
+LARGE = (400_000,) if WINDOWS else ()
 n, process = jax.device_count(), jax.process_index()
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
 ring = [(k, (k + 1) % n) for k in range(n)]
@@ -194,7 +197,7 @@ def halves():
 
 for library, switch in ((jaxfabric.lax, contextlib.nullcontext()), (jax.lax, jaxfabric.enabled())):
     with switch:
-        for size in (1, 5, 30001):
+        for size in (1, 5, 30001, *LARGE):
             dense(library, size)
         ragged(library)
         transforms(library)
@@ -208,4 +211,10 @@ for library, switch in ((jaxfabric.lax, contextlib.nullcontext()), (jax.lax, jax
 ran = jaxfabric.report()
 assert ran.counts().keys() == {"jaxfabric"}, str(ran)
 assert bool(jaxfabric.status().gpus) == (PLATFORM == "gpu"), jaxfabric.status()
+if WINDOWS:
+    assert not jaxfabric.status().windows_problem, jaxfabric.status()
+    assert "peers address its arrays" in str(ran)
+    counters = jaxfabric.status().counters
+    assert counters["gpu_windows_found"] > 0, counters
+    assert counters["gpu_windows_missing"] == 0, counters
 print("done", flush=True)

@@ -6,6 +6,8 @@ import jax
 import pytest
 import support
 
+from jaxfabric import _windowed
+
 JOB = support.ROOT / "tests" / "gpu" / "gpu_job.py"
 GRAPHS = "--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
 
@@ -46,3 +48,14 @@ def test_processes_with_a_gpu_each(gpus, flags):
     if gpus < 2:
         pytest.skip("needs two GPUs")
     run(min(gpus, 8), gpus, XLA_FLAGS=flags)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("flags", ["", GRAPHS], ids=["streams", "graphs"])
+def test_arrays_in_windows(gpus, flags):
+    """NCCL has one rank on a GPU."""
+    if gpus < 2:
+        pytest.skip("needs two GPUs")
+    if problem := _windowed.problem():
+        pytest.skip(f"no windows: {problem}")
+    run(min(gpus, 8), gpus, XLA_FLAGS=flags, JAXFABRIC_GPU_WINDOWS="on")

@@ -112,6 +112,11 @@ MORE = {
     "barrier": each(lambda lax, x: ours.barrier("x", x)),
     "halves": halves,
 }
+# Those that are compiled once more with the arrays of large calls in windows.
+IN_WINDOWS = (
+    *("psum", "psum of bfloat16", "pmax", "all_gather", "psum_scatter", "all_to_all"),
+    *("ppermute", "pbroadcast", "gradient of all_gather", "several"),
+)
 ON_HOSTS = ("psum", "all_gather of columns", "psum_scatter", "ragged_all_to_all", "several")
 
 
@@ -158,6 +163,7 @@ FREE = {"parameter", "bitcast", "get-tuple-element", "tuple", "constant"}
 def read(text):
     """The calls of a compiled program, and how often it has each other operation."""
     calls, others = [], collections.Counter()
+    shapes = {}  # by name of the instruction
     inside = ""
     fused = {}  # XLA fuses a call with the slice that it takes: by name of the fusion.
     for line in text.splitlines():
@@ -166,10 +172,11 @@ def read(text):
         found = INSTRUCTION.match(line)
         if not found or inside.startswith(("%fused_", "%wrapped_")):
             continue
-        _, shape, opcode, rest = found.groups()
+        name, shape, opcode, rest = found.groups()
+        shapes[name] = shape
         called = re.search(r"calls=(\S+?)(?:,|$)", rest)
         if target := re.search(r'custom_call_target="jaxfabric_(\w+)"', rest):
-            call = describe(target[1], shape, rest)
+            call = describe(target[1], shape, rest, shapes)
             if inside.startswith("%dynamic-slice-fusion"):
                 fused[inside] = call
             else:
@@ -186,11 +193,13 @@ def read(text):
     return calls, others
 
 
-def describe(target, shape, rest):
+def describe(target, shape, rest, shapes):
+    operands = re.findall(r"%([\w.-]+)", rest.split("), ")[0])
     return {
         "target": target,
-        "operands": len(re.findall("%", rest.split("), ")[0])),
+        "operands": len(operands),
         "spaces": re.findall(r"S\(\d\)", shape),
+        "operand spaces": re.findall(r"S\(\d\)", "".join(shapes.get(o, "") for o in operands)),
         "label": re.search(r'label = "(.*?)"|$', rest)[1],
         "by_position": re.search(r"by_position = (\d)|$", rest)[1],
         "site": re.search(r"site = (\d+)", rest)[1],
@@ -263,6 +272,11 @@ def main(folder):
     for name, f in (("norm", norm), ("gradient of norm", norm_gradient)):
         found[name] = {"1x1x4": compiled(norms(f, line))}
     found["command buffers"] = in_command_buffers(line, folder)
+    runtime.windows_problem = lambda: ""
+    with jaxfabric.enabled():
+        for name in IN_WINDOWS:
+            found[f"{name} in windows"] = {"1x1x4": compiled(program(CALLS[name], ours, line))}
+            found[f"{name} in windows"]["own"] = found[name]["own"]
     print(json.dumps(found))
 
 

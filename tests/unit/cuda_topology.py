@@ -16,7 +16,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 from jax.experimental import topologies
 
-from jaxfabric import _ext
+from jaxfabric import _ext, _windowed
 
 H200 = """
 gpu_device_info {
@@ -44,5 +44,10 @@ def register():
     """Registers the fabric's handlers for GPUs."""
     for name, registration in _ext.cuda_type_registrations().items():
         jax.ffi.register_ffi_type(name, registration, platform="CUDA")
-    for name, stages in _ext.cuda_registrations().items():
+    targets = _ext.cuda_registrations()
+    # Without windows in this build, the handlers of calls that copy stand in.
+    more = _windowed.registrations() or {
+        f"jaxfabric_{op}_windows": targets[f"jaxfabric_{op}"] for op in _windowed.ARRAYS
+    }
+    for name, stages in (targets | more).items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA", api_version=1)

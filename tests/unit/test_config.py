@@ -59,6 +59,7 @@ def test_sizes(text, value):
         ("JAXFABRIC_NET_PORT_RANGE", "80-", "40000-40100"),
         ("JAXFABRIC_TCP_SOCKETS", "0", "at least 1, at most 64"),
         ("JAXFABRIC_UNREACHABLE_AFTER", "1", "at least 2"),
+        ("JAXFABRIC_GPU_WINDOWS", "maybe", "use one of on, off"),
     ],
 )
 def test_bad_value_names_variable_value_and_remedy(variable, text, remedy):
@@ -96,9 +97,9 @@ def test_unknown_argument():
 
 def test_options_have_the_types_the_core_takes():
     options = Config(deadline=3, log_level="info").options()
-    # Limits of calls on GPUs only decide what is lowered.
+    # These only decide what is lowered.
     names = {field.name for field in dataclasses.fields(Config)}
-    assert options.keys() == names - {"gpu_limits"}
+    assert options.keys() == names - {"gpu_limits", "gpu_windows"}
     assert isinstance(options["deadline"], float)
     assert isinstance(options["segment_bytes"], int)
     assert options["log_level"] == 2
@@ -165,7 +166,7 @@ def test_the_page_of_settings_is_what_the_code_says():
             assert span.startswith(_FORMS[field.name])
             continue
         if field.type == "str":
-            assert span.split(", ") == list(config._LOG_LEVELS)
+            assert span.split(", ") == list(config._CHOICES[field.name])
             continue
         ends = [config._parse(field, variable, end) for end in span.split(" to ")]
         assert ends == [field.metadata["minimum"], field.metadata["maximum"]], field.name

@@ -15,6 +15,8 @@ import sys
 import pytest
 from test_hlo_cuda import missing
 
+from jaxfabric import _windowed
+
 pytestmark = pytest.mark.timeout(400)
 
 SCRIPT = pathlib.Path(__file__).with_name("cuda_calls.py")
@@ -46,6 +48,10 @@ WANTED = {
     "gradient of norm": ["all_reduce_rms_norm", "all_reduce"],
 }
 OPERANDS = {"ragged_all_to_all": 6, "all_reduce_rms_norm": 3}
+# Where XLA:GPU puts the arrays of its own collectives with --xla_gpu_enable_nccl_user_buffers: what
+# an attribute calls memory space 1.
+COLLECTIVE_MEMORY = "S(7)"
+IN_WINDOWS = " in windows"
 COLLECTIVES = ("all-", "reduce-scatter", "ragged-", "collective-", "copy-")
 
 
@@ -89,14 +95,36 @@ def test_calls_are_there_in_order(found, name):
             assert call["spaces"] == []
 
 
+def added(program):
+    """Operations that the program has more of than with XLA's own collectives."""
+    ours, own = (program[which]["others"] for which in ("1x1x4", "own"))
+    return {op: n for op, n in ours.items() if n > own.get(op, 0)}
+
+
 @pytest.mark.parametrize("name", [*WANTED, "transformer"])
 def test_nothing_is_added_around_them(found, name):
     """Compared with the same program with XLA's own collectives, fusions and copies included."""
     if "own" not in found[name]:
         pytest.skip("XLA has no such collective")
-    ours, own = (found[name][which]["others"] for which in ("1x1x4", "own"))
-    more = {op: n for op, n in ours.items() if n > own.get(op, 0)}
-    assert not more
+    assert not added(found[name])
+
+
+def test_arrays_that_peers_address_are_where_windows_can_be(found):
+    programs = {name: found[name] for name in found if name.endswith(IN_WINDOWS)}
+    assert len(programs) >= 10
+    for name, program in programs.items():
+        own = name.removesuffix(IN_WINDOWS)
+        targets = [call["target"] for call in calls(program["1x1x4"])]
+        assert [t.removesuffix("_windows") for t in targets] == WANTED[own]
+        for call in calls(program["1x1x4"]):
+            op = call["target"].removesuffix("_windows")
+            # No sum, or less than 1 MiB.
+            copies = own in ("pmax", "psum of bfloat16")
+            arrays = 0 if copies else _windowed.ARRAYS[op]
+            assert (call["target"] == op) == (arrays == 0)
+            assert call["operand spaces"] == [COLLECTIVE_MEMORY] * (arrays & 1), name
+            assert call["spaces"] == [COLLECTIVE_MEMORY] * (arrays >> 1), name
+        assert not added(program)
 
 
 def test_work_between_halves_stays_there(found):
@@ -142,4 +170,5 @@ def test_small_calls_are_captured(found):
 
 def test_all_programs_are_looked_at(found):
     fused = {"all_gather_matmul", "matmul_reduce_scatter"}
-    assert {*found} == {*WANTED, *fused, "halves", "transformer", "command buffers"}
+    windows = {name for name in found if name.endswith(IN_WINDOWS)}
+    assert {*found} == {*WANTED, *fused, *windows, "halves", "transformer", "command buffers"}

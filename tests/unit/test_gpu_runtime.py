@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import jaxfabric
-from jaxfabric import _compat, _devices, doctor, hlo, runtime
+from jaxfabric import _compat, _devices, _windowed, doctor, hlo, runtime
 
 
 @dataclasses.dataclass
@@ -39,6 +39,7 @@ def core(monkeypatch):
         monkeypatch.setattr(runtime, name, value)
     monkeypatch.setattr(runtime, "_exit_hook", True)
     monkeypatch.setattr(_compat, "watch_compilations", lambda *a: calls.append(a[2]))
+    monkeypatch.setattr(_windowed, "problem", lambda: "a fake has no windows")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     own = _devices.local_devices
     devices = {"cuda": lambda: GPUS, "cpu": lambda: own("cpu")}

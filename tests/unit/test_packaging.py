@@ -18,10 +18,16 @@ from jaxfabric import _ext
 pytestmark = pytest.mark.timeout(120)
 
 
-def binutils(program, *arguments):
+@pytest.fixture(params=["_ext", "_windows"])
+def module(request):
+    """A compiled module of the package; the second is there for some versions of jaxlib only."""
+    return pytest.importorskip(f"jaxfabric.{request.param}")
+
+
+def binutils(module, program, *arguments):
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
-    command = [program, *arguments, _ext.__file__]
+    command = [program, *arguments, module.__file__]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
@@ -36,13 +42,13 @@ def installed_files():
     return {str(path) for path in distribution.files}
 
 
-def test_only_the_entry_point_is_exported():
-    symbols = [line.split()[-1] for line in binutils("nm", "-D", "--defined-only").splitlines()]
-    assert symbols == ["PyInit__ext"]
+def test_only_the_entry_point_is_exported(module):
+    lines = binutils(module, "nm", "-D", "--defined-only").splitlines()
+    assert [line.split()[-1] for line in lines] == ["PyInit_" + module.__name__.split(".")[1]]
 
 
-def test_no_library_is_needed_that_a_plain_machine_lacks():
-    lines = [line for line in binutils("readelf", "-d").splitlines() if "(NEEDED)" in line]
+def test_no_library_is_needed_that_a_plain_machine_lacks(module):
+    lines = [line for line in binutils(module, "readelf", "-d").splitlines() if "(NEEDED)" in line]
     needed = {line.split("[")[1].split(".so")[0] for line in lines}
     assert needed <= {
         "libstdc++",
@@ -68,11 +74,12 @@ def test_the_wheel_is_complete():
         for pattern in ("*.py", "*.pyi", "py.typed")
         for path in (support.ROOT / "jaxfabric").rglob(pattern)
     }
-    assert {"jaxfabric/py.typed", "jaxfabric/_ext.pyi"} <= sources
+    assert {"jaxfabric/py.typed", "jaxfabric/_ext.pyi", "jaxfabric/_windows.pyi"} <= sources
     assert sources <= installed, sorted(sources - installed)
     package = {path for path in installed if path.startswith("jaxfabric/")}
     compiled = {path for path in package if path.endswith(".so")}
-    assert len(compiled) == 1
+    names = sorted(path.split("/")[1].split(".")[0] for path in compiled)
+    assert names in (["_ext"], ["_ext", "_windows"])
     bytecode = {path for path in package if path.endswith(".pyc")}
     assert package - compiled - bytecode == sources
 
@@ -121,9 +128,12 @@ def public_names(value):
     return {name for name in vars(value) if not name.startswith("_")}
 
 
-def test_the_stub_tells_what_the_core_has():
-    stub = ast.parse((support.ROOT / "jaxfabric/_ext.pyi").read_text()).body
-    assert stub_names(stub) == public_names(_ext)
+def test_the_stub_tells_what_a_module_has(module):
+    path = support.ROOT / (module.__name__.replace(".", "/") + ".pyi")
+    stub = ast.parse(path.read_text()).body
+    assert stub_names(stub) == public_names(module)
+    if module is not _ext:
+        return
     (fabric,) = (node for node in stub if isinstance(node, ast.ClassDef) and node.name == "Fabric")
     assert stub_names(fabric.body) == public_names(_ext.Fabric)
 

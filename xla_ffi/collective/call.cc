@@ -39,7 +39,7 @@ uint64_t CallSpec::Hash() const {
       .Add(label);
   for (const auto& group : groups) hasher.Add(std::span<const int64_t>(group));
   hasher.Add(uint64_t{by_position}).Add(std::span<const int64_t>(pairs));
-  hasher.Add(static_cast<uint64_t>(root));
+  hasher.Add(std::span<const int64_t>(positions)).Add(static_cast<uint64_t>(root));
   return hasher.Add(uint64_t{std::bit_cast<uint32_t>(epsilon)}).Finish();
 }
 
@@ -56,6 +56,9 @@ Status CallSpec::Validate() const {
   if (all.empty()) return bad("no groups");
   if (std::adjacent_find(all.begin(), all.end()) != all.end()) {
     return bad("a member appears twice in the groups");
+  }
+  if (!positions.empty() && positions.size() != all.size()) {
+    return bad(StrCat(positions.size(), " positions for ", all.size(), " members"));
   }
   if (pairs.size() % 2 != 0) return bad("an odd number of values in pairs");
   for (const auto& group : groups) {

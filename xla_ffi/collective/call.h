@@ -36,6 +36,9 @@ struct CallSpec {
   std::vector<int64_t> pairs;  // permute: source, destination, source, destination, ...
   int64_t root = 0;            // broadcast
   float epsilon = 0;           // all_reduce_rms_norm
+  // On GPUs, of a call whose arrays may be in windows (gpu/windows.h): the groups' members, one
+  // group after the other, as positions in the list of the executable's devices. Else empty.
+  std::vector<int64_t> positions;
 
   // Equal for calls with equal attributes, on every process.
   uint64_t Hash() const;

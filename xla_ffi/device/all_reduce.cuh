@@ -31,7 +31,7 @@ JF_DEVICE void all_reduce_packets_body(const ReduceArguments& a) {
   lane.End();
 }
 
-template <class Codec, class Op>
+template <class Codec, class Op, uint32_t kAtOnce = kLoads<typename Codec::Storage>>
 JF_DEVICE void all_reduce_two_shot_body(const ReduceArguments& a) {
   Lane lane(a.communicator, a.header);
   const auto* input = static_cast<const std::byte*>(a.input);
@@ -55,7 +55,7 @@ JF_DEVICE void all_reduce_two_shot_body(const ReduceArguments& a) {
     const uint32_t staged = lane.parity();
     lane.Begin();
     std::byte* combined = lane.Bulk(lane.rank()) + own;
-    CombineBlock<Codec, Op>(
+    CombineBlock<Codec, Op, kAtOnce>(
         combined, ranks, [&](uint32_t rank) { return lane.Bulk(rank, staged) + own; },
         part_bytes(lane.rank()));
     hw::SyncBlock();

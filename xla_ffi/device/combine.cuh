@@ -22,12 +22,12 @@ struct ElementsOf {
 
 // sum[k] = load(0) op load(1) op ... op load(ranks - 1), element by element. Raw is an unsigned
 // word or a Vector of whole elements; complete(value, source) may wait for a value that is not
-// there yet.
-template <class Codec, class Op, class Raw, class Seen, class Load, class Complete>
+// there yet. kAtOnce values are on their way at once.
+template <class Codec, class Op, class Raw, class Seen,
+          uint32_t kAtOnce = kLoads<typename Codec::Storage>, class Load, class Complete>
 JF_DEVICE void Accumulate(uint32_t ranks, Load load, Complete complete,
                           typename Codec::Accumulator* sum) {
   using Elements = ElementsOf<typename Codec::Storage, Raw>;
-  constexpr uint32_t kAtOnce = kLoads<typename Codec::Storage>;
   for (uint32_t first = 0; first < ranks; first += kAtOnce) {
     Seen seen[kAtOnce];
     JF_UNROLL
@@ -56,19 +56,20 @@ JF_DEVICE Raw StoreElements(const typename Codec::Accumulator* sum) {
 }
 
 // The same, rounded to what is stored.
-template <class Codec, class Op, class Raw, class Seen, class Load, class Complete>
+template <class Codec, class Op, class Raw, class Seen,
+          uint32_t kAtOnce = kLoads<typename Codec::Storage>, class Load, class Complete>
 JF_DEVICE Raw Combine(uint32_t ranks, Load load, Complete complete) {
   typename Codec::Accumulator sum[ElementsOf<typename Codec::Storage, Raw>::kCount] = {};
-  Accumulate<Codec, Op, Raw, Seen>(ranks, load, complete, sum);
+  Accumulate<Codec, Op, Raw, Seen, kAtOnce>(ranks, load, complete, sum);
   return StoreElements<Codec, Raw>(sum);
 }
 
 // to[0, bytes) = the combination of source(rank)[0, bytes) over the ranks; 16-byte aligned, and up
 // to a multiple of 16 of all of them is touched.
-template <class Codec, class Op, class Source>
+template <class Codec, class Op, uint32_t kAtOnce = kLoads<typename Codec::Storage>, class Source>
 JF_DEVICE void CombineBlock(std::byte* to, uint32_t ranks, Source source, uint64_t bytes) {
   for (uint64_t i = hw::Thread(); i * sizeof(Vector) < bytes; i += hw::Threads()) {
-    reinterpret_cast<Vector*>(to)[i] = Combine<Codec, Op, Vector, Vector>(
+    reinterpret_cast<Vector*>(to)[i] = Combine<Codec, Op, Vector, Vector, kAtOnce>(
         ranks, [&](uint32_t rank) { return reinterpret_cast<const Vector*>(source(rank))[i]; },
         [](const Vector& value, uint32_t) { return value; });
   }

@@ -23,5 +23,6 @@ std::span<const EmulatedKernel> MulticastKernels();
 std::span<const EmulatedKernel> PermuteKernels();
 std::span<const EmulatedKernel> RaggedAllToAllKernels();
 std::span<const EmulatedKernel> ReduceScatterKernels();
+std::span<const EmulatedKernel> WindowKernels();
 
 }  // namespace jaxfabric::device

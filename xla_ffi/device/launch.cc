@@ -34,15 +34,29 @@ uint32_t PacketBlocks(const ArenaShape& shape, uint64_t bytes) {
   return Blocks(bytes, std::min<uint64_t>(kPacketBytesPerBlock, shape.packet_bytes), shape.lanes);
 }
 
-// `total`: the bytes of all ranks together where the switch may do it, else 0.
+// `total`: the bytes of all ranks together where the switch may do it, else 0. `windows`: there is
+// such a kernel, and the arrays may be in windows.
 Launch Plan(const ArenaShape& shape, std::string_view op, std::string_view bulk_algorithm,
-            std::string_view suffix, uint64_t bytes, uint64_t total) {
-  if (total >= kMulticastFrom && shape.ranks >= kMulticastRanks) bulk_algorithm = "multicast";
+            std::string_view suffix, uint64_t bytes, uint64_t total, bool windows) {
   if (TakesPackets(shape, bytes)) {
     return {StrCat("jaxfabric_", op, "_packets", suffix), PacketBlocks(shape, bytes)};
   }
+  const bool multicast = total >= kMulticastFrom && shape.ranks >= kMulticastRanks;
+  if (multicast) {
+    bulk_algorithm = "multicast";
+  } else if (windows) {
+    bulk_algorithm = "window";
+  }
   return {StrCat("jaxfabric_", op, "_", bulk_algorithm, suffix),
-          Blocks(bytes, kBulkBytesPerBlock, shape.lanes)};
+          Blocks(bytes, kBulkBytesPerBlock, shape.lanes), windows && !multicast};
+}
+
+// Whether windows.cu has a kernel for it, which takes whole vectors, of the operand no more than it
+// counts in 32 bits.
+bool WindowCombines(DType dtype, ReduceOp op, uint64_t bytes, uint64_t operand_bytes) {
+  return op == ReduceOp::kSum && bytes % sizeof(Packet) == 0 &&
+         operand_bytes / sizeof(Packet) < uint64_t{1} << 31 &&
+         (dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBfloat16);
 }
 
 std::string ReductionSuffix(DType dtype, ReduceOp op) {
@@ -96,30 +110,31 @@ bool MulticastCombines(DType dtype, ReduceOp op) {
   }
 }
 
-Launch PlanAllReduce(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t bytes,
-                     bool multicast) {
+Launch PlanAllReduce(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t bytes, Ways ways) {
   return Plan(shape, "all_reduce", "two_shot", ReductionSuffix(dtype, op), bytes,
-              multicast && MulticastCombines(dtype, op) ? bytes * shape.ranks : 0);
+              ways.multicast && MulticastCombines(dtype, op) ? bytes * shape.ranks : 0,
+              ways.windows && WindowCombines(dtype, op, bytes, bytes));
 }
 
 Launch PlanReduceScatter(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t row_bytes,
-                         bool multicast) {
+                         Ways ways) {
   return Plan(
       shape, "reduce_scatter", "pull", ReductionSuffix(dtype, op), row_bytes,
-      multicast && MulticastCombines(dtype, op) ? row_bytes * shape.ranks * shape.ranks : 0);
+      ways.multicast && MulticastCombines(dtype, op) ? row_bytes * shape.ranks * shape.ranks : 0,
+      ways.windows && WindowCombines(dtype, op, row_bytes, row_bytes * shape.ranks));
 }
 
-Launch PlanMove(const ArenaShape& shape, Move move, uint64_t bytes, bool multicast) {
+Launch PlanMove(const ArenaShape& shape, Move move, uint64_t bytes, Ways ways) {
   switch (move) {
     case Move::kAllGather:
       return Plan(shape, "all_gather", "push", "", bytes,
-                  multicast ? bytes * shape.ranks * shape.ranks : 0);
+                  ways.multicast ? bytes * shape.ranks * shape.ranks : 0, ways.windows);
     case Move::kAllToAll:
-      return Plan(shape, "all_to_all", "push", "", bytes, 0);
+      return Plan(shape, "all_to_all", "push", "", bytes, 0, ways.windows);
     case Move::kPermute:
-      return Plan(shape, "permute", "push", "", bytes, 0);
+      return Plan(shape, "permute", "push", "", bytes, 0, ways.windows);
     case Move::kBroadcast:
-      return Plan(shape, "broadcast", "push", "", bytes, 0);
+      return Plan(shape, "broadcast", "push", "", bytes, 0, ways.windows);
   }
   return {};
 }

@@ -16,6 +16,13 @@ namespace jaxfabric::device {
 struct Launch {
   std::string kernel;
   uint32_t blocks = 1;
+  bool windows = false;  // the kernel is one of windows.cuh
+};
+
+// How arrays may get to the peers beside through the areas of arenas.
+struct Ways {
+  bool multicast = false;  // the communicator has such memory and may use it
+  bool windows = false;    // peers may address the arrays themselves
 };
 
 // What the kernels of a reduction work on: `count` elements of the array are `count * factor` of
@@ -33,15 +40,15 @@ inline constexpr uint32_t kMulticastRanks = 3;
 bool MulticastCombines(DType dtype, ReduceOp op);
 
 // The arrays are those of one rank: all of x (all_reduce), a row of x (reduce_scatter). Requires
-// CheckReducible(dtype, op). `multicast`: the communicator has such memory and may use it.
+// CheckReducible(dtype, op).
 Launch PlanAllReduce(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t bytes,
-                     bool multicast = false);
+                     Ways ways = {});
 Launch PlanReduceScatter(const ArenaShape& shape, DType dtype, ReduceOp op, uint64_t row_bytes,
-                         bool multicast = false);
+                         Ways ways = {});
 
 enum class Move { kAllGather, kAllToAll, kPermute, kBroadcast };
 // `bytes` go from each sender to each receiver.
-Launch PlanMove(const ArenaShape& shape, Move move, uint64_t bytes, bool multicast = false);
+Launch PlanMove(const ArenaShape& shape, Move move, uint64_t bytes, Ways ways = {});
 Launch PlanBarrier();
 
 // `slices` from each rank to each, whose sizes only the device knows: the input's bytes stand for

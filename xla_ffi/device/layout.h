@@ -145,6 +145,38 @@ struct MoveArguments {
   uint64_t bytes;
 };
 
+// Where the arrays of a call lie in all ranks' memory (windows.cuh). In memory of the GPU, where
+// the host has it written in the order of the stream before a launch, so that a captured one finds
+// what holds now.
+struct WindowTable {
+  const void* input;  // the arrays it is about; null: they are in no windows
+  void* output;
+  uint64_t input_offset, output_offset;  // of them in this rank's windows
+  // Where the windows of every rank begin, as this GPU addresses them. Null where peers do not
+  // address the array.
+  struct Base {
+    std::byte* input;
+    std::byte* output;
+  } base[kMaxRanks];
+};
+struct WriteTableArguments {
+  WindowTable table;
+  WindowTable* to;
+};
+struct WindowReduceArguments {
+  ReduceArguments call;
+  const WindowTable* table;
+};
+struct WindowMoveArguments {
+  MoveArguments call;
+  const WindowTable* table;
+};
+// What ranks tell each other in the first step: where their arrays are in their windows.
+struct alignas(16) WindowPlace {
+  uint64_t input, output;
+};
+inline constexpr uint64_t kInNoWindow = ~uint64_t{0};
+
 // The arguments of all_reduce_rms_norm. Rows are multiples of 16 bytes.
 struct RmsNormArguments {
   Communicator communicator;

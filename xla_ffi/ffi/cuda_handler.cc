@@ -31,6 +31,19 @@ ffi::ErrorOr<std::unique_ptr<CudaCallState>> MakeCudaState(ffi::ErrorOr<CallSpec
   return std::make_unique<CudaCallState>(*std::move(spec), slot);
 }
 
+const WindowCore& CudaWindowCore() {
+  static const WindowCore core = {
+      .type_id = [] { return CudaCallState::id.type_id; },
+      .attach =
+          [](void* state, int ordinal, cuda::CUstream stream, const Buffers& buffers,
+             const GpuWindows& windows) {
+            return static_cast<CudaCallState*>(state)->call.Attach(ordinal, stream, buffers,
+                                                                   windows);
+          },
+  };
+  return core;
+}
+
 ffi::Error CudaStart(CudaCallState* state, int32_t ordinal, cuda::CUstream stream,
                      ffi::RemainingArgs arguments, ffi::RemainingRets results) {
   auto buffers = DecodeCudaBuffers(arguments, results);

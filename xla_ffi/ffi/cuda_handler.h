@@ -83,6 +83,9 @@ ffi::Error CudaExecute(CudaCallState* state, int32_t ordinal, cuda::CUstream str
   JF_CUDA_STAGES(name##Start, decode, ::jaxfabric::GpuCall::Slot::kStarted, \
                  ::jaxfabric::DecodeCudaBuffers, ::jaxfabric::CudaStart)
 
+// These calls, for the module that adds windows to them.
+const WindowCore& CudaWindowCore();
+
 // x -> y, token: launches beside the stream.
 ffi::Error CudaStart(CudaCallState* state, int32_t ordinal, cuda::CUstream stream,
                      ffi::RemainingArgs arguments, ffi::RemainingRets results);

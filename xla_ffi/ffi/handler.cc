@@ -40,6 +40,11 @@ ffi::ErrorOr<CallSpec> DecodeCommon(OpKind kind, const ffi::Dictionary& attribut
   if (!members.has_value()) return ffi::Unexpected(members.error());
   auto sizes = DecodeInts(attributes, "group_sizes");
   if (!sizes.has_value()) return ffi::Unexpected(sizes.error());
+  if (attributes.contains("positions")) {
+    auto positions = DecodeInts(attributes, "positions");
+    if (!positions.has_value()) return ffi::Unexpected(positions.error());
+    spec.positions = *std::move(positions);
+  }
   spec.site = static_cast<uint64_t>(*site);
   spec.place = static_cast<uint64_t>(*place);
   spec.label = *label;

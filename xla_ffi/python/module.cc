@@ -261,6 +261,12 @@ NB_MODULE(_ext, module) {
   module.def(
       "cuda_type_registrations", [] { return TypeTable<CudaCallState>("jaxfabric_cuda_call"); },
       "The same for platform CUDA.");
+  module.def(
+      "window_core",
+      [] {
+        return nb::capsule(static_cast<const void*>(&CudaWindowCore()), "jaxfabric.WindowCore");
+      },
+      "The calls of platform CUDA, for jaxfabric._windows.");
   module.def("cuda_status", &CudaStatus,
              "'' or why collectives cannot run on GPUs in this process.");
   module.def("cuda_unreachable", &CudaUnreachable,

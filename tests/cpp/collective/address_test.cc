@@ -17,8 +17,6 @@ ProcessAddress Example() {
   address.ranks = {6, 7};
   address.tcp_address = "10.0.0.2:40000";
   address.network = "eth0, 10.0.0.2: in the subnet of the coordinator, 10.0.0.1";
-  address.data.kind = "tcp";
-  address.data.bytes = {std::byte{0}, std::byte{255}};
   return address;
 }
 
@@ -34,8 +32,6 @@ TEST(AddressTest, GoesBothWays) {
   EXPECT_EQ(decoded->ranks, address.ranks);
   EXPECT_EQ(decoded->tcp_address, address.tcp_address);
   EXPECT_EQ(decoded->network, address.network);
-  EXPECT_EQ(decoded->data.kind, "tcp");
-  EXPECT_EQ(decoded->data.bytes, address.data.bytes);
 }
 
 TEST(AddressTest, WhatIsNotOneIsRefused) {

@@ -35,9 +35,10 @@ constexpr int Rounds(int usual) { return kThreadSanitizer ? (usual + 9) / 10 : u
 inline const EmulatedKernel& FindKernel(const std::string& name) {
   static const auto* table = [] {
     auto* kernels = new std::map<std::string, EmulatedKernel>();
-    for (auto list : {AllGatherKernels(), AllReduceKernels(), AllReduceRmsNormKernels(),
-                      AllToAllKernels(), BarrierKernels(), BroadcastKernels(), MulticastKernels(),
-                      PermuteKernels(), RaggedAllToAllKernels(), ReduceScatterKernels()}) {
+    for (auto list :
+         {AllGatherKernels(), AllReduceKernels(), AllReduceRmsNormKernels(), AllToAllKernels(),
+          BarrierKernels(), BroadcastKernels(), MulticastKernels(), PermuteKernels(),
+          RaggedAllToAllKernels(), ReduceScatterKernels(), WindowKernels()}) {
       for (const EmulatedKernel& kernel : list) kernels->emplace(kernel.name, kernel);
     }
     return kernels;

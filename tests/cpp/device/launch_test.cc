@@ -87,9 +87,9 @@ TEST_P(PlanReductions, FitForEveryShapeAndSize) {
       if (!CheckReducible(GetParam(), op).ok()) continue;
       for (bool multicast : {false, true}) {
         for (uint64_t size : sizes) {
-          CheckLaunch(shape, PlanAllReduce(shape, GetParam(), op, size, multicast), size,
+          CheckLaunch(shape, PlanAllReduce(shape, GetParam(), op, size, {multicast}), size,
                       sizeof(ReduceArguments));
-          CheckLaunch(shape, PlanReduceScatter(shape, GetParam(), op, size, multicast), size,
+          CheckLaunch(shape, PlanReduceScatter(shape, GetParam(), op, size, {multicast}), size,
                       sizeof(ReduceArguments));
         }
       }
@@ -107,7 +107,7 @@ TEST(PlanMoves, FitForEveryShapeAndSize) {
     for (Move move : {Move::kAllGather, Move::kAllToAll, Move::kPermute, Move::kBroadcast}) {
       for (bool multicast : {false, true}) {
         for (uint64_t size : sizes) {
-          CheckLaunch(shape, PlanMove(shape, move, size, multicast), size, sizeof(MoveArguments));
+          CheckLaunch(shape, PlanMove(shape, move, size, {multicast}), size, sizeof(MoveArguments));
         }
       }
     }
@@ -116,7 +116,7 @@ TEST(PlanMoves, FitForEveryShapeAndSize) {
 
 TEST(PlanMulticast, IsForLargeArraysOfMoreThanTwoRanks) {
   const auto kernel = [](uint32_t ranks, DType dtype, ReduceOp op, uint64_t bytes, bool multicast) {
-    return PlanAllReduce(*ShapeArena(ranks, 32, 64 * kMiB), dtype, op, bytes, multicast).kernel;
+    return PlanAllReduce(*ShapeArena(ranks, 32, 64 * kMiB), dtype, op, bytes, {multicast}).kernel;
   };
   using enum DType;
   EXPECT_EQ(kernel(8, kFloat32, ReduceOp::kSum, kMiB, true),
@@ -133,6 +133,43 @@ TEST(PlanMulticast, IsForLargeArraysOfMoreThanTwoRanks) {
             "jaxfabric_all_reduce_two_shot_sum_uint8");
   EXPECT_EQ(kernel(8, kFloat32, ReduceOp::kSum, 64, true),
             "jaxfabric_all_reduce_packets_sum_float32");
+}
+
+TEST(PlanWindows, AreForWhatDoesNotFitIntoPackets) {
+  const Ways ways{.windows = true};
+  uint32_t windows = 0;
+  for (const ArenaShape& shape : Shapes()) {
+    for (uint64_t size : Sizes(4)) {
+      const auto check = [&](const Launch& launch, const Launch& without, size_t arguments,
+                             size_t window_arguments) {
+        CheckLaunch(shape, launch, size, launch.windows ? window_arguments : arguments);
+        ASSERT_EQ(launch.blocks, without.blocks);
+        ASSERT_EQ(launch.windows, launch.kernel.find("_window") != std::string::npos);
+        const bool moves = arguments == sizeof(MoveArguments);
+        const bool scatters = launch.kernel.find("reduce_scatter") != std::string::npos;
+        const uint64_t operand = scatters ? size * shape.ranks : size;
+        ASSERT_EQ(launch.windows, without.kernel.find("_packets") == std::string::npos &&
+                                      (moves || (size % 16 == 0 && operand < 32768 * kMiB)));
+        windows += launch.windows;
+      };
+      for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBfloat16}) {
+        const auto op = ReduceOp::kSum;
+        check(PlanAllReduce(shape, dtype, op, size, ways), PlanAllReduce(shape, dtype, op, size),
+              sizeof(ReduceArguments), sizeof(WindowReduceArguments));
+        check(PlanReduceScatter(shape, dtype, op, size, ways),
+              PlanReduceScatter(shape, dtype, op, size), sizeof(ReduceArguments),
+              sizeof(WindowReduceArguments));
+      }
+      for (Move move : {Move::kAllGather, Move::kAllToAll, Move::kPermute, Move::kBroadcast}) {
+        check(PlanMove(shape, move, size, ways), PlanMove(shape, move, size), sizeof(MoveArguments),
+              sizeof(WindowMoveArguments));
+      }
+    }
+  }
+  EXPECT_GT(windows, 1000u);
+  const ArenaShape shape = *ShapeArena(8, 32, 64 * kMiB);
+  EXPECT_FALSE(PlanAllReduce(shape, DType::kInt32, ReduceOp::kSum, kMiB, ways).windows);
+  EXPECT_FALSE(PlanAllReduce(shape, DType::kFloat32, ReduceOp::kMax, kMiB, ways).windows);
 }
 
 TEST(PlanRaggedAllToAll, HasRoomForTablesAndRowsOrSaysWhyNot) {

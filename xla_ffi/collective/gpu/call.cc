@@ -86,7 +86,7 @@ Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffer
   return owned_.back().get();
 }
 
-Result<std::vector<int64_t>> GpuCall::GroupOf(int64_t rank) const {
+Result<GpuCall::Group> GpuCall::GroupOf(int64_t rank) const {
   std::vector<int64_t> devices;
   if (spec_.by_position) {
     if (devices_) devices = devices_->Get();
@@ -97,6 +97,7 @@ Result<std::vector<int64_t>> GpuCall::GroupOf(int64_t rank) const {
                            "program runs on: compile it with jax.jit in this process"));
     }
   }
+  size_t first = 0;
   for (const auto& group : spec_.groups) {
     std::vector<int64_t> ranks;
     for (int64_t member : group) {
@@ -108,8 +109,9 @@ Result<std::vector<int64_t>> GpuCall::GroupOf(int64_t rank) const {
     }
     if (ranks.size() == group.size() &&
         std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) {
-      return ranks;
+      return Group{std::move(ranks), first};
     }
+    first += group.size();
   }
   return Status(Code::kInvalidArgument,
                 StrCat(spec_.label, ": device ", rank, " is in none of the call's groups"));
@@ -118,7 +120,8 @@ Result<std::vector<int64_t>> GpuCall::GroupOf(int64_t rank) const {
 Result<std::unique_ptr<GpuCall::Binding>> GpuCall::Bind(const std::shared_ptr<Fabric>& fabric,
                                                         int local, const Buffers& buffers) {
   GpuDomain& domain = *fabric->gpus();
-  JF_ASSIGN_OR_RETURN(const std::vector<int64_t> ranks, GroupOf(domain.rank(local)));
+  JF_ASSIGN_OR_RETURN(const Group group, GroupOf(domain.rank(local)));
+  const std::vector<int64_t>& ranks = group.ranks;
   JF_RETURN_IF_ERROR(CheckSizes(spec_, static_cast<int>(ranks.size()), buffers));
   const std::string call = StrCat(spec_.label, " at ", SiteRegistry::Get().Source(spec_.site));
   domain.Describe(header_, call);
@@ -130,14 +133,15 @@ Result<std::unique_ptr<GpuCall::Binding>> GpuCall::Bind(const std::shared_ptr<Fa
   binding->communicator = communicator.get();
   binding->fabric = fabric;
   binding->raw = fabric.get();
-  JF_RETURN_IF_ERROR(PlanLaunch(*binding, ranks, buffers));
+  JF_RETURN_IF_ERROR(PlanLaunch(*binding, group, buffers));
   return binding;
 }
 
-Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
-                           const Buffers& buffers) {
+Status GpuCall::PlanLaunch(Binding& binding, const Group& group, const Buffers& buffers) {
   const device::ArenaShape& shape = binding.communicator->view().shape;
-  const bool multicast = binding.communicator->view().multicast != nullptr;
+  const std::vector<int64_t>& ranks = group.ranks;
+  const device::Ways ways{.multicast = binding.communicator->view().multicast != nullptr,
+                          .windows = !spec_.positions.empty()};
   device::Launch launch;
   if (spec_.kind == OpKind::kRaggedAllToAll) {
     const RaggedSizes& sizes = buffers.ragged_sizes;
@@ -154,10 +158,9 @@ Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
     launch = *std::move(planned);
   } else if (Reduces(spec_.kind)) {
     const uint64_t bytes = buffers.output_bytes;
-    launch =
-        spec_.kind == OpKind::kAllReduce
-            ? device::PlanAllReduce(shape, buffers.dtype, spec_.reduction, bytes, multicast)
-            : device::PlanReduceScatter(shape, buffers.dtype, spec_.reduction, bytes, multicast);
+    launch = spec_.kind == OpKind::kAllReduce
+                 ? device::PlanAllReduce(shape, buffers.dtype, spec_.reduction, bytes, ways)
+                 : device::PlanReduceScatter(shape, buffers.dtype, spec_.reduction, bytes, ways);
     binding.amount = bytes / DTypeSize(buffers.dtype) *
                      device::KernelElement(buffers.dtype, spec_.reduction).factor;
   } else {
@@ -167,7 +170,7 @@ Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
       launch = device::PlanBarrier();
     } else {
       JF_ASSIGN_OR_RETURN(const device::Move move, MoveOf(spec_.kind));
-      launch = device::PlanMove(shape, move, binding.amount, multicast);
+      launch = device::PlanMove(shape, move, binding.amount, ways);
     }
   }
   binding.root = static_cast<uint32_t>(spec_.root);
@@ -178,7 +181,7 @@ Status GpuCall::PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks,
   }
   binding.blocks = launch.blocks;
   JF_ASSIGN_OR_RETURN(binding.function, binding.domain->Function(binding.local, launch.kernel));
-  return OkStatus();
+  return launch.windows ? BindWindows(binding, group) : OkStatus();
 }
 
 Status GpuCall::KeepIfCaptured(Binding& binding, cuda::CUstream stream,
@@ -227,7 +230,9 @@ Status GpuCall::LaunchBound(const Binding& binding, cuda::CUstream stream, const
   if (Reduces(spec_.kind)) {
     device::ReduceArguments arguments{binding.communicator->view(), header_, buffers.input,
                                       buffers.output, binding.amount};
-    return launch(arguments);
+    if (!binding.windows) return launch(arguments);
+    device::WindowReduceArguments windowed{arguments, binding.windows->table};
+    return launch(windowed);
   }
   if (spec_.kind == OpKind::kRaggedAllToAll) {
     const RaggedSizes& sizes = buffers.ragged_sizes;
@@ -270,7 +275,9 @@ Status GpuCall::LaunchBound(const Binding& binding, cuda::CUstream stream, const
                                   buffers.input,
                                   buffers.output,
                                   binding.amount};
-  return launch(arguments);
+  if (!binding.windows) return launch(arguments);
+  device::WindowMoveArguments windowed{arguments, binding.windows->table};
+  return launch(windowed);
 }
 
 }  // namespace jaxfabric

@@ -15,6 +15,7 @@
 #include "collective/call.h"
 #include "collective/gpu/compilation.h"
 #include "collective/gpu/domain.h"
+#include "collective/gpu/windows.h"
 
 namespace jaxfabric {
 
@@ -36,6 +37,12 @@ class GpuCall {
   // is being captured does not allow.
   Status Launch(int ordinal, cuda::CUstream stream, const Buffers& buffers);
 
+  // Prepares, and tells the next launches of a call with positions, in the order of `stream`, where
+  // these arrays are in windows. Where they are in none, on whatever rank, all ranks' launches
+  // copy.
+  Status Attach(int ordinal, cuda::CUstream stream, const Buffers& buffers,
+                const GpuWindows& windows);
+
   // The same beside `stream`: after what is queued on it, and GpuDomain::Finish() makes a stream
   // wait for the end.
   Status Start(int ordinal, cuda::CUstream stream, const Buffers& buffers);
@@ -43,6 +50,22 @@ class GpuCall {
   const CallSpec& spec() const { return spec_; }
 
  private:
+  // Of a binding whose kernel looks for its arrays in windows.
+  struct Windowed {
+    Windowed(std::weak_ptr<Fabric> owner, int owner_local, int on)
+        : fabric(std::move(owner)), local(owner_local), ordinal(on) {}
+    ~Windowed();
+    const std::weak_ptr<Fabric> fabric;  // has the table's memory, and may end first
+    const int local, ordinal;
+    device::WindowTable* table = nullptr;  // in the GPU's memory
+    cuda::CUfunction write = nullptr;
+    std::vector<int> peers;  // the communicator's members as ranks of XLA's
+    std::mutex mutex;        // guards what follows
+    device::WindowTable written{};
+    cuda::CUstream stream = nullptr;  // on which it was
+    bool told = false;                // why there are no windows
+  };
+
   // What a launch on one GPU needs beside the buffers.
   struct Binding {
     std::weak_ptr<Fabric> fabric;  // has the domain
@@ -59,6 +82,7 @@ class GpuCall {
     uint64_t amount = 0;  // elements, bytes or rows, as the kernel counts
     uint32_t root = 0;
     int32_t target = -1, source = -1;
+    std::unique_ptr<Windowed> windows;  // null: the kernel does not look for any
   };
 
   static Status KeepIfCaptured(Binding& binding, cuda::CUstream stream,
@@ -68,9 +92,23 @@ class GpuCall {
   Result<Binding*> BindingFor(int ordinal, const Buffers& buffers, std::shared_ptr<Fabric>& fabric);
   Result<std::unique_ptr<Binding>> Bind(const std::shared_ptr<Fabric>& fabric, int local,
                                         const Buffers& buffers);
-  // The group of this rank as ranks, and its position in it.
-  Result<std::vector<int64_t>> GroupOf(int64_t rank) const;
-  Status PlanLaunch(Binding& binding, const std::vector<int64_t>& ranks, const Buffers& buffers);
+  // The group of this rank: its ranks, and the number of its first member among all groups'.
+  struct Group {
+    std::vector<int64_t> ranks;
+    size_t first = 0;
+  };
+  Result<Group> GroupOf(int64_t rank) const;
+  Status PlanLaunch(Binding& binding, const Group& group, const Buffers& buffers);
+  Status BindWindows(Binding& binding, const Group& group) const;
+  // Graphs that were captured with an earlier fabric may yet launch their kernels: nobody tells
+  // these where windows are any more.
+  Status ForgetWindows(int ordinal, cuda::CUstream stream, const Binding& current);
+  // With the lock of the binding's windows held.
+  Status WriteTable(Binding& binding, cuda::CUstream stream,
+                    const device::WindowTable& table) const;
+  // The table of these arrays. The error says why they are in no windows.
+  Result<device::WindowTable> FindWindows(const Binding& binding, const Buffers& buffers,
+                                          const GpuWindows& windows) const;
 
   static constexpr size_t kMaxOrdinals = 64;
   const CallSpec spec_;

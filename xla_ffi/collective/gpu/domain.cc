@@ -292,6 +292,9 @@ std::map<std::string, uint64_t> GpuDomain::Counters() const {
   }
   counters["gpu_setup_microseconds"] = static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(longest_setup_).count());
+  // Relaxed: figures only.
+  counters["gpu_windows_found"] = windows_found_.load(std::memory_order_relaxed);
+  counters["gpu_windows_missing"] = windows_missing_.load(std::memory_order_relaxed);
   for (const Local& local : gpus_) {
     counters["gpu_pool_bytes"] += local.gpu->pool().bytes();
     counters["gpu_pool_free_bytes"] += local.gpu->pool_free();

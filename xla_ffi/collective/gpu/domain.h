@@ -31,6 +31,7 @@
 #include "control/wire.h"
 #include "device/layout.h"
 #include "drivers/cuda/api.h"
+#include "drivers/nccl/api.h"
 #include "os/unix_socket.h"
 #include "transport/nvlink/gpu.h"
 #include "transport/nvlink/multicast.h"
@@ -116,6 +117,15 @@ class GpuDomain {
   Status Finish(int ordinal, cuda::CUstream stream, uint64_t site);
   // Copies device memory on `stream`.
   Status Copy(int ordinal, cuda::CUstream stream, void* to, const void* from, size_t bytes);
+  // Memory of a GPU for the table of a call's windows, zero when it is first taken.
+  Result<device::WindowTable*> TakeWindowTable(int local);
+  void GiveWindowTable(int local, device::WindowTable* table);
+  // Whether the arrays of an execution are in windows.
+  void CountWindows(bool found) {
+    // Relaxed: figures only.
+    (found ? windows_found_ : windows_missing_).fetch_add(1, std::memory_order_relaxed);
+  }
+  Result<const nccl::Api*> nccl() const;
   // How messages name the call with this header.
   void Describe(uint32_t header, std::string call);
   // A call cannot go on here: ends it on all ranks. Returns why, which may be an earlier failure.
@@ -156,6 +166,7 @@ class GpuDomain {
     cuda::PinnedMemory pinned;  // fault records and controls
     size_t pinned_used = 0;
     std::map<std::string, cuda::CUfunction> functions;
+    std::vector<device::WindowTable*> spare_tables;
     std::atomic<uint32_t> last_header{0};
     std::mutex started_mutex;  // guards what follows
     cuda::Stream side;
@@ -249,6 +260,7 @@ class GpuDomain {
   Status failure_;
   std::atomic<bool> failed_{false};
   std::atomic<int> launching_{0};
+  std::atomic<uint64_t> windows_found_{0}, windows_missing_{0};
   int reporting_ = 0;  // threads in ReportFaults()
   Clock::time_point abort_at_ = Clock::time_point::max();
   bool stopping_ = false;

@@ -10,6 +10,9 @@ namespace jaxfabric {
 namespace cuda {
 struct Api;
 }
+namespace nccl {
+struct Api;
+}
 
 struct LocalGpu {
   int64_t rank;
@@ -18,6 +21,7 @@ struct LocalGpu {
 
 struct GpuOptions {
   const cuda::Api* api = nullptr;   // null: the driver of this machine
+  const nccl::Api* nccl = nullptr;  // null: the library that XLA has loaded
   std::vector<const void*> images;  // the kernels
   size_t pool_bytes = 48 << 20;     // of every GPU
   size_t arena_bytes = 12 << 20;    // of a communicator, while the pool has so much left

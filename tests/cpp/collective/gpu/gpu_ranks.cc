@@ -72,7 +72,7 @@ Machine::Machine(Shape shape, int process, Gpus gpus, const Peculiar& peculiar)
        {device::AllGatherKernels(), device::AllReduceKernels(), device::AllReduceRmsNormKernels(),
         device::AllToAllKernels(), device::BarrierKernels(), device::BroadcastKernels(),
         device::PermuteKernels(), device::MulticastKernels(), device::RaggedAllToAllKernels(),
-        device::ReduceScatterKernels()}) {
+        device::ReduceScatterKernels(), device::WindowKernels()}) {
     for (const auto& kernel : list) {
       driver_->AddKernel(kernel.name, kernel.body, kernel.argument_bytes);
     }
