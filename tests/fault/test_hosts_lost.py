@@ -1,5 +1,6 @@
 """Jobs on two hosts, which are network namespaces, when a process or the network between fails."""
 
+import os
 import threading
 
 import faults
@@ -127,3 +128,46 @@ def test_a_process_that_stays_stopped_is_named_at_the_deadline(hosts, tmp_path):
         job.finish(60)
     assert text.startswith("DEADLINE_EXCEEDED: rank 0 (process 0) waited 4"), text
     assert f"for rank {stopped['rank']} (process 1, pid {stopped['pid']} on hostb)" in text
+
+
+# Process 0 sends to process 1, which is stopped by then, and leaves.
+LEAVING = """
+    import os, sys, time
+    import jax, jaxfabric, worker
+
+    jaxfabric.initialize()
+    send = worker.spmd(lambda x: jaxfabric.lax.ppermute(x, "x", [(0, 1)]))
+    x = worker.blocks(int(sys.argv[1]))
+    send(x).block_until_ready()
+    worker.say("looping")
+    with open(sys.argv[2]) as told:
+        told.read()
+    if jax.process_index() == 0:
+        def sends():
+            with worker.failure():
+                send(x).block_until_ready()
+        before = jaxfabric.status().counters["handed_off"]
+        thread = worker.in_thread(sends)
+        while jaxfabric.status().counters["handed_off"] == before:
+            time.sleep(0.01)
+        began = time.monotonic()
+        jaxfabric.shutdown()
+        worker.say("left", seconds=time.monotonic() - began)
+        thread.join()
+        os._exit(0)
+"""
+
+
+def test_leaving_does_not_wait_for_a_stopped_peer_for_ever(hosts, tmp_path):
+    path = faults.script(tmp_path, LEAVING)
+    os.mkfifo(tmp_path / "told")
+    jobs = start(hosts, path, 1 << 26, tmp_path / "told")
+    stopped = faults.only(jobs[1].output(), 1, "looping")
+    hosts[1].run("kill", "-STOP", str(stopped["pid"]))
+    (tmp_path / "told").write_text("")
+    jobs[0].wait_for('"left"')
+    assert faults.only(jobs[0].output(), 0, "left")["seconds"] < 20
+    assert raised(jobs[0], 0)["text"].startswith("CANCELLED: jaxfabric was shut down")
+    hosts[1].run("kill", "-KILL", str(stopped["pid"]))
+    for job in jobs:
+        job.finish(60)

@@ -7,7 +7,6 @@
 #include <fstream>
 #include <thread>
 
-#include "base/hash.h"
 #include "base/log.h"
 #include "memory/copy.h"
 #include "os/interfaces.h"
@@ -181,6 +180,8 @@ void Fabric::Shutdown() {
     }
     queue_filled_.notify_one();
     Ring(peers_[static_cast<size_t>(process_)].header);
+    // What no peer has taken by now is not waited for: executions give their buffers back.
+    AbortLinks();
     progress_.join();
   }
   mesh_->Stop();
@@ -194,9 +195,12 @@ void Fabric::Shutdown() {
     lock.unlock();
     std::this_thread::yield();
   }
-  for (Peer& peer : peers_) {
-    peer.channel.reset();
-    peer.link.reset();
+  {
+    std::lock_guard lock(links_mutex_);
+    for (Peer& peer : peers_) {
+      peer.channel.reset();
+      peer.link.reset();
+    }
   }
   messages_.reset();
   endpoint_.reset();
@@ -329,12 +333,6 @@ void Fabric::Announce(const Participant& participant) {
   Ring(peers_[static_cast<size_t>(process_)].header);
 }
 
-uint64_t Fabric::NewSalt() {
-  // Relaxed: only the numbers matter.
-  static std::atomic<uint64_t> last{0};
-  return Hasher().Add(nonce_).Add(last.fetch_add(1, std::memory_order_relaxed)).Finish();
-}
-
 PeerView Fabric::View(const Directory::Member& member) const {
   const Peer& peer = peers_[static_cast<size_t>(member.process)];
   auto* cells = reinterpret_cast<Cell*>(peer.window.data() + kWindowHeaderBytes);
@@ -389,7 +387,7 @@ std::string Fabric::LastSeenAt(int64_t rank) const {
   if (key == 0) return "in no collective yet";
   const uint64_t tag = seen->tag.load(std::memory_order_relaxed);
   return StrCat("in ", directory_.Describe(key), ", launch ", TagLaunch(tag), ", call ",
-                TagOccurrence(tag));
+                TagOccurrence(tag), peer.remote ? ", as far as this host was told" : "");
 }
 
 void Fabric::Ring(WindowHeader* header) {

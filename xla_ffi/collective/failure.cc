@@ -46,6 +46,16 @@ std::vector<int> Fabric::Late(const Op& op) const {
   std::vector<int> late;
   std::copy_if(missing.begin(), missing.end(), std::back_inserter(late),
                [&](int position) { return !waits_here(position); });
+  if (!late.empty()) return late;
+  // All of them wait themselves, and for whom need not be a peer of this rank.
+  for (int position = 0; position < participant.size(); ++position) {
+    const auto rank = RankAt(participant, position);
+    const bool named = rank && std::any_of(stuck_.begin(), stuck_.end(), [&](const Stuck& stuck) {
+                         return stuck.late_rank == *rank && stuck.key == participant.key() &&
+                                stuck.tag == op.tag() && stuck.received >= expired;
+                       });
+    if (named && !waits_here(position)) late.push_back(position);
+  }
   return late.empty() ? missing : late;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/hash.h"
 #include "collective/fabric.h"
 #include "transport/tcp/tcp.h"
 
@@ -25,6 +26,9 @@ Status Fabric::BindMessages(const Mesh::Job& job) {
   tcp.secret = job.secret;
   tcp.incarnation = job.incarnation;
   tcp.lanes = options_.tcp_sockets;
+  // The rings bound what executions post: all of the staging, with a header for each of the
+  // smallest pieces, and the words.
+  tcp.max_queued_bytes = 4 * window_.size() + (size_t{64} << 20);
   tcp.connect_timeout = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(options_.connect_timeout));
   JF_ASSIGN_OR_RETURN(messages_,
@@ -48,7 +52,7 @@ Status Fabric::MirrorRemotes() {
   for (size_t process = 0; process < peers_.size(); ++process) {
     Peer& peer = peers_[process];
     if (!peer.remote) continue;
-    if (peer.window_bytes < kWindowHeaderBytes + 4 * sizeof(Cell)) {
+    if (peer.window_bytes < 4 * (kWindowHeaderBytes + sizeof(Cell))) {
       return Status(Code::kInvalidArgument,
                     StrCat("process ", process, " has a window of ", peer.window_bytes, " bytes"));
     }
@@ -61,6 +65,12 @@ Status Fabric::MirrorRemotes() {
     peer.header->cells = CellsOfWindow(peer.window_bytes);
   }
   return OkStatus();
+}
+
+uint64_t Fabric::NewSalt() {
+  // Relaxed: only the numbers matter.
+  static std::atomic<uint64_t> last{0};
+  return Hasher().Add(nonce_).Add(last.fetch_add(1, std::memory_order_relaxed)).Finish();
 }
 
 Topology Fabric::TopologyOf(const std::vector<PeerView>& peers, bool one_process) const {
@@ -93,12 +103,16 @@ void Fabric::AbortLinks() {
 
 void Fabric::FlushLinks() {
   const Deadline deadline = Deadline::AfterSeconds(kFlushSeconds);
-  std::lock_guard lock(links_mutex_);
-  for (Peer& peer : peers_) {
-    if (!peer.link) continue;
-    // A peer that has left needs nothing any more; one that fails is told in other ways.
-    if (!peer.gone.load(std::memory_order_relaxed)) (void)peer.link->Flush(deadline);
+  std::vector<MessageChannel*> links;
+  {
+    std::lock_guard lock(links_mutex_);  // not while it waits: a failure aborts the links
+    for (Peer& peer : peers_) {
+      // A peer that has left needs nothing any more; one that fails is told in other ways.
+      if (peer.link && !peer.gone.load(std::memory_order_relaxed)) links.push_back(peer.link.get());
+    }
   }
+  for (MessageChannel* link : links) (void)link->Push();
+  for (MessageChannel* link : links) (void)link->Flush(deadline);
 }
 
 void Fabric::OnLost(int process, const Status& status) {

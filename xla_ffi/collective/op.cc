@@ -175,7 +175,7 @@ bool Op::PlaceStaging(size_t ring_bytes) {
     }
     if (ring <= 4096) {
       const uint64_t reserve = kReserveBytes - std::min<uint64_t>(counters, kReserveBytes);
-      const uint64_t reserve_ring = reserve / rings / 64 * 64;
+      const uint64_t reserve_ring = reserve / rings / 16 * 16;  // no element is longer
       bool taken = reserve_ring == 0;
       participant.Enter();
       for (auto& other : participant.slots_) {
@@ -300,7 +300,10 @@ uint64_t Op::Consumed(const Slot* slot, int peer, bool results) const {
 
 bool Op::Linger() {
   // Everybody who may touch this rank's buffers has to be done before XLA gets them back.
-  if (!Sent()) return false;
+  if (!Sent()) {
+    waiting_for_ = ReadersNotSentTo().front();
+    return false;
+  }
   const auto& readers = participant_.plan().readers;
   const bool direct = participant_.plan().algorithm == Algorithm::kPull;
   while (direct && next_reader_ < readers.size()) {
@@ -353,7 +356,12 @@ bool Op::Revoke() {
 
 void Op::Finish(bool ring) {
   participant_.LogDone(tag_);
-  if (ring) Announce();
+  if (ring) {
+    Announce();
+  } else if (participant_.plan().readers.empty()) {
+    // Who has no readers may publish nothing for long, and the owners wait for the word of its end.
+    for (const RemotePeer& remote : participant_.remotes_) (void)remote.channel->Push();
+  }
   if (Sent()) {
     FreeSlot();
   } else {

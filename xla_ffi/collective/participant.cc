@@ -84,7 +84,7 @@ Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
   if (fabric_.shut_down()) {
     op->Fail(WithCaller(Status(Code::kCancelled, "jaxfabric was shut down")));
   }
-  if (!count) {
+  if (!count && !op->finished()) {
     const Status lost(Code::kFailedPrecondition,
                       StrCat(DescribeCall(), " on ", fabric_.DescribeRank(rank_),
                              ": a launch was overtaken by too many later ones of its program to "
@@ -371,8 +371,8 @@ void Participant::LogDone(uint64_t tag) {
   // Release: this rank's loads from its peers' slots come before they may be overwritten.
   mine_->done[index].store(tag, std::memory_order_release);
   for (const RemotePeer& remote : remotes_) {
-    // Not urgent: it mostly goes with what is posted next. A lost channel says so itself.
-    (void)remote.channel->PostWord(tag, remote.region, WindowOffset(&mine_->done[index]));
+    // Not urgent: it goes with what is posted next, or see Op::Finish.
+    Posted(remote.channel->PostWord(tag, remote.region, WindowOffset(&mine_->done[index])));
   }
   last_done_.store(tag, std::memory_order_release);
 }

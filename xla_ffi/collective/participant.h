@@ -134,6 +134,9 @@ class Participant {
   void LogDone(uint64_t tag);
   void RingPeers();
   uint64_t WindowOffset(const void* address) const;
+  // What became of a post: of an ordered channel nothing may be missing. A lost channel says so
+  // itself.
+  void Posted(const Status& status);
   size_t RemoteOf(int position) const { return remote_of_[static_cast<size_t>(position)]; }
   const HostsLayout& LocalLayout(int position) const {
     return layouts_[static_cast<size_t>(position)];

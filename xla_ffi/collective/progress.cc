@@ -99,12 +99,18 @@ void Fabric::ProgressLoop() {
     const bool setting_up = std::any_of(pending_.begin(), pending_.end(), [](const Op* op) {
       return op->stage() == Op::Stage::kSetup;
     });
+    const bool unsent = std::any_of(pending_.begin(), pending_.end(), [](const Op* op) {
+      return op->stage() == Op::Stage::kLinger || op->stage() == Op::Stage::kRevoke;
+    });
     if (stopping_.load(std::memory_order_acquire)) {
       std::this_thread::yield();  // only waits for executions to fail
       next_check = now;
     } else if (setting_up) {
       // The launch clock settles by time, not by news.
       SleepUnless(again, Deadline(now + LaunchClock::kSettle / 4));
+    } else if (unsent) {
+      // The network does not ring when all is sent.
+      SleepUnless(again, Deadline(now + std::chrono::milliseconds(1)));
     } else {
       SleepUnless(again, Deadline(next_check));
     }
@@ -119,7 +125,7 @@ void Fabric::CheckWaits() {
   }
 }
 
-// Tells the late rank's process, or everybody if nobody knows which rank it is.
+// Tells the late rank's process, or everybody who needs to know.
 void Fabric::ReportStuck(const Op& op, std::optional<int64_t> late_rank) {
   const Participant& participant = op.participant();
   WireWriter stuck(MessageType::kStuck);
@@ -127,8 +133,11 @@ void Fabric::ReportStuck(const Op& op, std::optional<int64_t> late_rank) {
   stuck.Add(participant.spec().site).Add(participant.rank()).Add(late_rank.value_or(-1));
   stuck.Add(std::string_view(participant.DescribeCall()));
   const auto process = late_rank ? process_of_.find(*late_rank) : process_of_.end();
-  if (process == process_of_.end()) mesh_->Broadcast(stuck, Mesh::Loss::kAcceptable);
-  if (process == process_of_.end() || process->second == process_) {
+  // Between hosts others wait for the late rank through this one, and have to know.
+  const bool all = process == process_of_.end() ||
+                   (op.participant().ready() && participant.plan().algorithm == Algorithm::kHosts);
+  if (all) mesh_->Broadcast(stuck, Mesh::Loss::kAcceptable);
+  if (all || process->second == process_) {
     WireReader own(stuck.bytes());
     OnStuck(own);
   } else {

@@ -27,6 +27,12 @@ uint64_t Participant::WindowOffset(const void* address) const {
   return static_cast<uint64_t>(static_cast<const std::byte*>(address) - fabric_.window());
 }
 
+void Participant::Posted(const Status& status) {
+  if (status.code() == Code::kResourceExhausted || status.code() == Code::kOutOfRange) {
+    fabric_.ReportFailure(status.WithContext(DescribeCall()));
+  }
+}
+
 void Op::Announce() {
   if (!participant_.remotes_.empty()) {
     for (const RemotePeer& remote : participant_.remotes_) Tell(remote);
@@ -66,7 +72,9 @@ void Op::PostResults(size_t offset, size_t bytes) {
   const std::byte* from = result_staging_ + offset % result_ring_;
   for (const RemotePeer& remote : participant_.remotes_) {
     if (remote.positions.empty()) continue;
-    (void)remote.channel->PostPut({from, bytes}, remote.region, participant_.WindowOffset(from));
+    const auto posted =
+        remote.channel->PostPut({from, bytes}, remote.region, participant_.WindowOffset(from));
+    participant_.Posted(posted.status());
   }
 }
 
@@ -77,7 +85,8 @@ void Op::Post(size_t remote, size_t sub_stream, const std::byte* from, size_t of
   const std::byte* place = staging_ + sub_stream * ring_ + offset % ring_;
   const Result<uint64_t> ticket =
       peer.channel->PostPut({from, bytes}, peer.region, participant_.WindowOffset(place));
-  if (ticket.ok()) tickets_[remote] = *ticket;  // else the channel is lost, and says so itself
+  if (ticket.ok()) tickets_[remote] = *ticket;
+  participant_.Posted(ticket.status());
 }
 
 // A counter as the lines of this rank show it: ragged_all_to_all marks its end by another value.
@@ -86,9 +95,9 @@ uint64_t Op::consumed_told() const {
 }
 
 void Op::Tell(const RemotePeer& remote) {
-  MessageChannel& channel = *remote.channel;  // where it is lost, it says so itself
+  MessageChannel& channel = *remote.channel;
   const auto word = [&](const std::atomic<uint64_t>& at, uint64_t value) {
-    (void)channel.PostWord(value, remote.region, participant_.WindowOffset(&at));
+    participant_.Posted(channel.PostWord(value, remote.region, participant_.WindowOffset(&at)));
   };
   if (!told_.published) {
     // As in Publish(): a reader that holds the slot by its old tag sees that one change first.
@@ -99,10 +108,20 @@ void Op::Tell(const RemotePeer& remote) {
     word(mine_->consume.results_consumed, results_consumed_);
     const std::byte* line = reinterpret_cast<const std::byte*>(&mine_->publish);
     const size_t behind_tag = sizeof(mine_->publish.tag);
-    (void)channel.PostPut(BytesOf(line + behind_tag, sizeof(PublishLine) - behind_tag),
-                          remote.region, participant_.WindowOffset(line + behind_tag));
-    (void)channel.PostPut(BytesOf(participant_.last_seen_, sizeof(LastSeen)), remote.region,
-                          participant_.WindowOffset(participant_.last_seen_));
+    participant_.Posted(channel
+                            .PostPut(BytesOf(line + behind_tag, sizeof(PublishLine) - behind_tag),
+                                     remote.region, participant_.WindowOffset(line + behind_tag))
+                            .status());
+    // Copied as other executions of this rank may write to it.
+    const LastSeen& seen = *participant_.last_seen_;
+    const uint64_t last_seen[] = {
+        seen.key.load(std::memory_order_relaxed), seen.call.load(std::memory_order_relaxed),
+        seen.tag.load(std::memory_order_relaxed), seen.core.load(std::memory_order_relaxed)};
+    static_assert(sizeof(last_seen) == sizeof(LastSeen));
+    participant_.Posted(channel
+                            .PostPut(BytesOf(last_seen, sizeof(last_seen)), remote.region,
+                                     participant_.WindowOffset(&seen))
+                            .status());
     word(mine_->publish.tag, tag_);
   } else {
     if (produced_ != told_.produced) word(mine_->produce.produced, produced_);

@@ -100,7 +100,7 @@ bool Op::Produce() {
     uint64_t slowest = stream_;
     for (int reader : plan.readers) {
       const uint64_t consumed = Consumed(Find(reader), reader, /*results=*/false);
-      if (stage_ == Stage::kFinished) return true;  // a header mismatch
+      if (stage_ != Stage::kTransfer && stage_ != Stage::kClaim) return true;  // a mismatch
       if (consumed < slowest) {
         slowest = consumed;
         waiting_for_ = reader;

@@ -73,8 +73,9 @@ void Op::PutToPartner(int position, const std::byte* from, size_t bytes, size_t 
     const Result<uint64_t> ticket =
         remote.channel->PostPut({from, bytes}, remote.window_region, block + place);
     if (ticket.ok()) tickets_[index] = *ticket;
+    participant_.Posted(ticket.status());
   }
-  (void)remote.channel->PostWord(count, remote.window_region, block + counter);
+  participant_.Posted(remote.channel->PostWord(count, remote.window_region, block + counter));
 }
 
 bool Op::StageForHost() {
@@ -335,13 +336,16 @@ bool Op::HostsNeed(int peer) const {
   const auto count = [this](size_t offset) {
     return Counter(staging_, offset).load(std::memory_order_acquire);
   };
+  const auto given = [&plan](int part) {
+    return plan.kind != OpKind::kBroadcast || part == plan.root;
+  };
   for (const auto& relay : roles.relays) {
     if (relay.position != peer || results_ >= plan.stream) continue;
     if (!plan.reduces || count(roles.layout.PartialCount(relay.host)) < plan.stream) return true;
   }
   for (const auto& handled : roles.handled) {
     if (handled.owner != peer) continue;
-    const bool answers = plan.collects() && results_consumed_ < plan.stream;
+    const bool answers = plan.collects() && given(handled.owner) && results_consumed_ < plan.stream;
     if (answers && count(roles.layout.ResultCount(handled.index)) < plan.stream) return true;
     if (plan.reduces && consumed_ < plan.stream) return true;
   }
@@ -351,8 +355,9 @@ bool Op::HostsNeed(int peer) const {
   if (reduces && slot.produce.produced.load(std::memory_order_acquire) < plan.stream) return true;
   if (!plan.collects() || results_consumed_ >= plan.stream) return false;
   // It holds results: its own, or those of others, and says itself for whom it waits.
-  return std::any_of(roles.results.begin(), roles.results.end(),
-                     [peer](const auto& result) { return result.holder == peer; });
+  return std::any_of(roles.results.begin(), roles.results.end(), [&](const auto& result) {
+    return result.holder == peer && given(result.part);
+  });
 }
 
 bool Op::StepHosts() {

@@ -144,7 +144,7 @@ void Peer::Finish() {
 void Peer::Fail(const Status& reason, bool lost) {
   {
     std::unique_lock lock(mutex_);
-    if (state_ == State::kFailed) return;
+    if (state_ == State::kFailed) return WaitForSenders(lock);
     SetState(State::kFailed);
     failure_ = reason.WithContext(StrCat("the connection to peer ", number_, " has ended"));
     WaitForSenders(lock);
