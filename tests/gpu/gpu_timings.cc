@@ -210,15 +210,15 @@ Problem ProblemOf(OpKind kind, int ranks, size_t bytes) {
 
 std::string KernelOf(const Problem& problem, const device::Communicator& communicator) {
   const device::ArenaShape& shape = communicator.shape;
-  const bool multicast = communicator.multicast != nullptr;
+  const device::Ways ways{.multicast = communicator.multicast != nullptr};
   switch (problem.kind) {
     case OpKind::kAllReduce:
       return device::PlanAllReduce(shape, problem.dtype, problem.reduction, problem.row_bytes(),
-                                   multicast)
+                                   ways)
           .kernel;
     case OpKind::kReduceScatter:
       return device::PlanReduceScatter(shape, problem.dtype, problem.reduction, problem.row_bytes(),
-                                       multicast)
+                                       ways)
           .kernel;
     case OpKind::kAllReduceRmsNorm:
       return device::PlanAllReduceRmsNorm(
@@ -233,7 +233,7 @@ std::string KernelOf(const Problem& problem, const device::Communicator& communi
                         : problem.kind == OpKind::kAllToAll  ? device::Move::kAllToAll
                         : problem.kind == OpKind::kBroadcast ? device::Move::kBroadcast
                                                              : device::Move::kPermute;
-      return device::PlanMove(shape, move, problem.row_bytes(), multicast).kernel;
+      return device::PlanMove(shape, move, problem.row_bytes(), ways).kernel;
     }
   }
 }
