@@ -301,7 +301,8 @@ uint64_t Op::Consumed(const Slot* slot, int peer, bool results) const {
 bool Op::Linger() {
   // Everybody who may touch this rank's buffers has to be done before XLA gets them back.
   if (!Sent()) {
-    waiting_for_ = ReadersNotSentTo().front();
+    const std::vector<int> missing = ReadersNotSentTo();  // none, if all is sent by now
+    if (!missing.empty()) waiting_for_ = missing.front();
     return false;
   }
   const auto& readers = participant_.plan().readers;
