@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
+import itertools
 import os
 import pathlib
+import re
 import select
 import signal
 import socket
@@ -16,10 +18,20 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import netns
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _MARKER = "MARKER_OF_A_TEST_JOB"
+# What Gloo says, which threads of one process may say at once, piece by piece.
+_GLOO = re.compile(
+    r"(\d|\[Gloo\] Rank | is connected to | peer ranks\. "
+    r"|Expected number of connected peer ranks is : )*"
+)
+_ports = itertools.count(4800, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +48,7 @@ class JobResult:
         """What a process printed to stdout, without prefixes and without what Gloo says."""
         prefix = f"[{process}] "
         lines = [x.removeprefix(prefix) for x in self.stdout.splitlines() if x.startswith(prefix)]
-        return [line for line in lines if not line.startswith("[Gloo]")]
+        return [line for line in lines if line.isdigit() or not _GLOO.fullmatch(line)]
 
     def explain(self) -> str:
         """For assertion messages."""
@@ -162,6 +174,35 @@ def launcher(n: int, *command: str, options: tuple[str, ...] = ()) -> list[str]:
     """The command line that runs a program as a job of n processes."""
     # -P: the installed package, not the source tree that the tests may be started in.
     return [sys.executable, "-P", "-m", "jaxfabric", "run", "-n", str(n), *options, "--", *command]
+
+
+def launchers(
+    hosts: Sequence[netns.Host],
+    *command: str,
+    counts: Sequence[int],
+    options: tuple[str, ...] = (),
+    address: str | None = None,
+) -> list[list[str]]:
+    """The command lines, one for each host, that run a program as one job on several hosts.
+
+    Args:
+        hosts: the first is node 0.
+        command: the program and its arguments.
+        counts: the processes of each host.
+        options: of `jaxfabric run`, on all hosts.
+        address: the coordinator's; default: a new port of the first host.
+    """
+    address = address or f"{hosts[0].ipv4}:{new_port()}"
+    lines = []
+    for rank, (host, count) in enumerate(zip(hosts, counts, strict=True)):
+        where = ("--nnodes", str(len(hosts)), "--node-rank", str(rank), "--coordinator", address)
+        lines.append(host.command(*launcher(count, *command, options=(*where, *options))))
+    return lines
+
+
+def new_port() -> int:
+    """A port, free on hosts of the tests' own, and so is the one after it."""
+    return next(_ports)
 
 
 def run_job(

@@ -4,7 +4,6 @@ import os
 import threading
 
 import faults
-import netns
 import pytest
 import support
 
@@ -31,25 +30,10 @@ LOOP = """
 """
 
 
-@pytest.fixture(scope="module")
-def hosts():
-    if reason := netns.unavailable():
-        pytest.skip(reason)
-    with netns.Lab() as lab:
-        yield lab.host("hosta"), lab.host("hostb")
-
-
-_ports = iter(range(5200, 5400, 2))
-
-
 def start(hosts, path, *arguments, **settings):
     """A process on each host; the settings become JAXFABRIC_* variables."""
-    address = f"{hosts[0].ipv4}:{next(_ports)}"
-    jobs = []
-    for rank, host in enumerate(hosts):
-        where = ("--nnodes", "2", "--node-rank", str(rank), "--coordinator", address)
-        argv = host.command(*support.launcher(1, str(path), *map(str, arguments), options=where))
-        jobs.append(faults.start(argv, **settings))
+    lines = support.launchers(hosts, str(path), *map(str, arguments), counts=(1, 1))
+    jobs = [faults.start(line, **settings) for line in lines]
     for job in jobs:
         job.wait_for('"looping"')
     return jobs

@@ -42,8 +42,9 @@ def test_job_under_the_launcher(tmp_path, n, devices):
     total = n * devices
     origin = "jaxfabric run" if n > 1 else "alone"
     for rank in range(n):
-        # JAX's own collectives may have said something before.
-        first, addresses, ranks = result.lines_of(rank)[-3:]
+        lines = result.lines_of(rank)
+        assert len(lines) == 3, result.explain()
+        first, addresses, ranks = lines
         assert first == f"{origin} {rank} {n} {total} {total * (total + 1) / 2}"
         assert addresses == str([f"address of {i}".encode() for i in range(n)])
         assert ranks == f"True {devices}"

@@ -1,7 +1,6 @@
 """Collectives between hosts, which are network namespaces: every op, sizes on both sides of where
-schedules change, programs with the switch, and what ranks are told when a host is lost."""
+schedules change, and a program with the switch."""
 
-import netns
 import pytest
 import rank_scripts
 import support
@@ -9,28 +8,12 @@ import support
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.fixture(scope="module")
-def hosts():
-    if reason := netns.unavailable():
-        pytest.skip(reason)
-    with netns.Lab() as lab:
-        yield lab.host("hosta"), lab.host("hostb")
-
-
-_ports = iter(range(5000, 5200, 2))
-
-
-def start(hosts, tmp_path, body, counts=(1, 1), devices=1, env=None):
+def start(hosts, tmp_path, body, counts=(1, 1), devices=1):
     """Starts a job with a launcher on each of the hosts."""
     script = support.write_script(tmp_path, rank_scripts.HEAD + body + rank_scripts.TAIL)
-    address = f"{hosts[0].ipv4}:{next(_ports)}"
-    jobs = []
-    for rank, (host, count) in enumerate(zip(hosts, counts, strict=True)):
-        where = ("--nnodes", str(len(hosts)), "--node-rank", str(rank), "--coordinator", address)
-        options = (*where, "--devices-per-process", str(devices))
-        argv = support.launcher(count, str(script), options=options)
-        jobs.append(support.Job(host.command(*argv), rank_scripts.environment(env)))
-    return jobs
+    options = ("--devices-per-process", str(devices))
+    lines = support.launchers(hosts, str(script), counts=counts, options=options)
+    return [support.Job(line, rank_scripts.environment()) for line in lines]
 
 
 def succeed(jobs, counts):

@@ -8,23 +8,18 @@ import socket
 import sys
 
 import pytest
+import rank_scripts
 import support
 
 pytestmark = pytest.mark.timeout(120)
 
 
-_ports = iter(range(4800, 5000, 2))
-
-
 def start(hosts, script, *arguments, counts=(1, 1), options=(), env=None, address=None):
     """Starts a job with a launcher on each of the hosts."""
-    address = address or f"{hosts[0].ipv4}:{next(_ports)}"
-    jobs = []
-    for rank, (host, count) in enumerate(zip(hosts, counts, strict=True)):
-        where = ("--nnodes", str(len(hosts)), "--node-rank", str(rank), "--coordinator", address)
-        argv = support.launcher(count, str(script), *arguments, options=(*where, *options))
-        jobs.append(support.Job(host.command(*argv), env))
-    return jobs
+    lines = support.launchers(
+        hosts, str(script), *arguments, counts=counts, options=options, address=address
+    )
+    return [support.Job(line, env) for line in lines]
 
 
 def finish(jobs):
@@ -151,7 +146,7 @@ def test_restarts_are_counted(hosts, program):
 def test_a_launcher_that_is_started_anew_takes_part_in_the_restart(hosts, program):
     what = ("0.0=wait", "1.0=wait")
     options = ("--grace", "0", "--max-restarts", "1")
-    address = f"[{hosts[0].ipv6}]:{next(_ports)}"
+    address = f"[{hosts[0].ipv6}]:{support.new_port()}"
     jobs = start(hosts, program, *what, options=options, address=address)
     for job in jobs:
         job.wait_for("here is")
@@ -168,7 +163,14 @@ def test_a_launcher_that_is_started_anew_takes_part_in_the_restart(hosts, progra
 
 
 def test_a_program_that_cannot_be_run_on_one_host(hosts, program):
-    where = ("--nnodes", "2", "--coordinator", f"{hosts[0].ipv4}:{next(_ports)}", "--grace", "0")
+    where = (
+        "--nnodes",
+        "2",
+        "--coordinator",
+        f"{hosts[0].ipv4}:{support.new_port()}",
+        "--grace",
+        "0",
+    )
     jobs = []
     for rank, command in enumerate(([str(program), "0.0=wait"], ["/no/such/program"])):
         argv = support.launcher(1, *command, options=(*where, "--node-rank", str(rank)))
@@ -178,31 +180,23 @@ def test_a_program_that_cannot_be_run_on_one_host(hosts, program):
     assert "node 1 on hostb cannot run /no/such/program" in results[0].stderr, text
 
 
-JOB = """
-    import os, sys
-    import jaxfabric
-    jaxfabric.initialize()
-    import jax, jax.numpy as jnp
-    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-
-    n = jax.device_count()
-    mesh = jax.make_mesh((n,), ("x",), axis_types=(AxisType.Auto,))
-    x = jax.make_array_from_callback(
-        (n,), NamedSharding(mesh, P("x")), lambda index: jnp.arange(1.0, n + 1)[index])
-    psum = jax.jit(jax.shard_map(
-        lambda x: jaxfabric.lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()))
-    status = jaxfabric.status()
-    print(jax.process_index(), jax.process_count(), status.origin, float(psum(x)[0]))
-    print([peer.partition(":")[0] for peer in status.peers], flush=True)
-    if sys.argv[1:] == [f"{jax.process_index()}.{os.environ.get('JAXFABRIC_RESTART_COUNT')}"]:
-        os.kill(os.getpid(), 9)
+JOB = (
+    rank_scripts.HEAD
+    + """
+status = jaxfabric.status()
+total = parts(spread(lambda x: lax.psum(x, "i"))(array(lambda rank: [rank + 1.0])))
+print(process, jax.process_count(), status.origin, float(next(iter(total.values()))[0]))
+print([peer.partition(":")[0] for peer in status.peers], flush=True)
+if sys.argv[1:] == [f"{process}.{os.environ.get('JAXFABRIC_RESTART_COUNT')}"]:
+    os.kill(os.getpid(), 9)
 """
+)
 TESTS = {"PYTHONPATH": os.pathsep.join([str(support.ROOT / "tests"), *sys.path])}
 
 
 def test_a_job_across_hosts_and_again_after_a_restart(hosts, tmp_path):
     script = support.write_script(tmp_path, JOB)
-    address = f"hosta:{next(_ports)}"
+    address = f"hosta:{support.new_port()}"
     options = ("--max-restarts", "1", "--grace", "0")
     jobs = start(hosts, script, "1.0", counts=(1, 1), options=options, env=TESTS, address=address)
     results, text = finish(jobs)
@@ -289,7 +283,7 @@ def test_strangers_and_nodes_that_do_not_fit_are_refused(port):
 
 
 def test_an_address_of_another_host(hosts, program):
-    address = f"{hosts[1].ipv4}:{next(_ports)}"
+    address = f"{hosts[1].ipv4}:{support.new_port()}"
     jobs = start(hosts[:1], program, address=address, options=("--nnodes", "2"), counts=(1,))
     (result,), text = finish(jobs)
     assert result.returncode == 1, text
