@@ -5,7 +5,6 @@
 // With --netns each process enters a network namespace of that name (`ip netns add`) first, so that
 // the bytes cross a link; --ips are their addresses there. Prints one line per figure.
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -23,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "os/poll.h"
 #include "os/tcp_socket.h"
 #include "transport/tcp/tcp.h"
 

@@ -1,23 +1,17 @@
 // How a mesh comes to be: who calls whom, and the hellos.
-#include <poll.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
 
 #include "control/mesh.h"
+#include "os/poll.h"
 
 namespace jaxfabric {
 namespace {
 
 // A caller that was closed before it could prove itself had to make room for strangers.
 constexpr int kMostCalls = 5;
-
-int PollMilliseconds(Deadline deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-      std::min<Clock::duration>(deadline.remaining(), std::chrono::seconds(1)));
-  return static_cast<int>(left.count());
-}
 
 }  // namespace
 
@@ -145,7 +139,7 @@ Status Mesh::BeCalled(const std::vector<Peer>& peers, const JobIdentity& identit
   }
   while (missing > 0) {
     pollfd waiting[] = {{listener_.get(), POLLIN, 0}, {acceptor ? acceptor->fd() : -1, POLLIN, 0}};
-    if (::poll(waiting, 2, PollMilliseconds(deadline)) < 0 && errno != EINTR) {
+    if (PollUntil(waiting, deadline) < 0 && errno != EINTR) {
       return ErrnoStatus("poll", errno);
     }
     const int before = missing;

@@ -1,12 +1,13 @@
 #include "os/handshake.h"
 
-#include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "os/poll.h"
 
 namespace jaxfabric {
 namespace {

@@ -2,13 +2,14 @@
 
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstring>
+
+#include "os/poll.h"
 
 namespace jaxfabric {
 namespace {
@@ -239,20 +240,6 @@ Result<TcpAddress> LocalTcpAddress(int socket) {
     return ErrnoStatus("getsockname", errno);
   }
   return TcpAddress::FromSockaddr(reinterpret_cast<sockaddr*>(&address), size);
-}
-
-bool WaitForSocket(int socket, short events, Deadline deadline) {
-  for (;;) {
-    // Never longer than an hour at once, so that every deadline fits a timespec.
-    const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(
-        std::min<Clock::duration>(deadline.remaining(), std::chrono::hours(1)));
-    const timespec timeout{static_cast<time_t>(left.count() / 1000000000),
-                           static_cast<long>(left.count() % 1000000000)};
-    pollfd entry{socket, events, 0};
-    const int ready = ::ppoll(&entry, 1, &timeout, nullptr);
-    if (ready > 0 || (ready < 0 && errno != EINTR)) return true;
-    if (deadline.expired()) return false;
-  }
 }
 
 }  // namespace jaxfabric

@@ -91,7 +91,4 @@ Result<UniqueFd> ConnectTcp(const TcpAddress& address, const TcpOptions& options
 // The own end's address.
 Result<TcpAddress> LocalTcpAddress(int socket);
 
-// Waits until one of `events` (POLLIN, POLLOUT) or an error is there. False at the deadline.
-bool WaitForSocket(int socket, short events, Deadline deadline);
-
 }  // namespace jaxfabric

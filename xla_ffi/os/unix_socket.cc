@@ -1,7 +1,6 @@
 #include "os/unix_socket.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -11,6 +10,8 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+
+#include "os/poll.h"
 
 namespace jaxfabric {
 namespace {
@@ -55,25 +56,6 @@ Status SetSendTimeout(int socket, Deadline deadline) {
     return ErrnoStatus("setsockopt SO_SNDTIMEO", errno);
   }
   return OkStatus();
-}
-
-// Waits until the socket has room. True when it has (or has failed, which sending then tells).
-bool WaitWritable(int socket, Deadline deadline) {
-  for (;;) {
-    timespec timeout{};
-    const timespec* limit = nullptr;
-    if (deadline.at() != Clock::time_point::max()) {
-      const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.remaining());
-      timeout.tv_sec = static_cast<time_t>(left.count() / 1000000000);
-      timeout.tv_nsec = static_cast<long>(left.count() % 1000000000);
-      limit = &timeout;
-    }
-    pollfd entry{socket, POLLOUT, 0};
-    const int ready = ::ppoll(&entry, 1, limit, nullptr);
-    if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) return true;
-    if (deadline.expired()) return false;
-  }
 }
 
 // Takes every descriptor out of a received message, so that none leaks whatever else is wrong.
@@ -183,7 +165,7 @@ Status SendMessage(int socket, std::span<const std::byte> bytes, std::span<const
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
       return ErrnoStatus("sending on a unix socket", errno);
     }
-    if (!WaitWritable(socket, deadline)) {
+    if (!WaitForSocket(socket, POLLOUT, deadline)) {
       return Status(Code::kDeadlineExceeded, "the peer of a unix socket does not read");
     }
   }

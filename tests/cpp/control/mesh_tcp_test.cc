@@ -1,7 +1,6 @@
 // The control plane between hosts: who is let in, what ends a connection, and what does not.
 #include <gtest/gtest.h>
 #include <linux/filter.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <chrono>
@@ -13,6 +12,7 @@
 
 #include "control/meshes.h"
 #include "os/open_fds.h"
+#include "os/poll.h"
 
 namespace jaxfabric {
 namespace {

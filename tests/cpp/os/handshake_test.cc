@@ -2,7 +2,6 @@
 #include "os/handshake.h"
 
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -15,6 +14,7 @@
 
 #include "os/acceptor.h"
 #include "os/open_fds.h"
+#include "os/poll.h"
 
 namespace jaxfabric {
 namespace {

@@ -3,13 +3,13 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "os/open_fds.h"
+#include "os/poll.h"
 
 namespace jaxfabric {
 namespace {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "os/handshake.h"
+#include "os/poll.h"
 #include "transport/ranks.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/tcp.h"

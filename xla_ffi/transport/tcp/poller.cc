@@ -1,6 +1,5 @@
 #include "transport/tcp/poller.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "os/futex.h"
+#include "os/poll.h"
 
 namespace jaxfabric::tcp {
 namespace {
@@ -26,16 +26,7 @@ void Ring(int event) {
 // Sleeps until one of the two is readable; resets the event.
 void SleepOn(int epoll, int event, Deadline deadline) {
   pollfd entries[] = {{epoll, POLLIN, 0}, {event, POLLIN, 0}};
-  timespec timeout{};
-  const timespec* limit = nullptr;
-  if (deadline.at() != Clock::time_point::max()) {
-    const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.remaining());
-    timeout.tv_sec = static_cast<time_t>(left.count() / 1000000000);
-    timeout.tv_nsec = static_cast<long>(left.count() % 1000000000);
-    limit = &timeout;
-  }
-  // A negative descriptor is passed over.
-  if (::ppoll(entries, 2, limit, nullptr) > 0 && entries[1].revents != 0) {
+  if (PollUntil(entries, deadline) > 0 && entries[1].revents != 0) {
     uint64_t rings;
     [[maybe_unused]] const ssize_t got = ::read(event, &rings, sizeof(rings));
   }
