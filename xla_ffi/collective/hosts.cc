@@ -1,31 +1,20 @@
 #include "collective/hosts.h"
 
 #include <algorithm>
-#include <map>
 
 namespace jaxfabric {
 
-Hosts::Hosts(const std::vector<int>& host_of) {
-  std::map<int, int> numbers;
-  for (size_t position = 0; position < host_of.size(); ++position) {
-    const auto [found, added] =
-        numbers.emplace(host_of[position], static_cast<int>(numbers.size()));
-    if (added) members_.emplace_back();
-    auto& members = members_[static_cast<size_t>(found->second)];
-    of_.push_back(found->second);
-    index_.push_back(static_cast<int>(members.size()));
-    members.push_back(static_cast<int>(position));
+std::vector<int> Hosts::members(int host) const {
+  std::vector<int> members;
+  for (int local = 0; local < ranks_.RanksOf(host); ++local) {
+    members.push_back(ranks_.PositionOf(host, local));
   }
-}
-
-int Hosts::Handler(int host, int part) const {
-  const std::vector<int>& ranks = members(host);
-  return ranks[static_cast<size_t>(index_[static_cast<size_t>(part)]) % ranks.size()];
+  return members;
 }
 
 std::vector<int> Hosts::HandledBy(int position) const {
   std::vector<int> parts;
-  for (int part = 0; part < static_cast<int>(of_.size()); ++part) {
+  for (int part = 0; part < size(); ++part) {
     if (of(part) != of(position) && Handler(of(position), part) == position) parts.push_back(part);
   }
   return parts;

@@ -10,31 +10,33 @@
 #include <cstdint>
 #include <vector>
 
+#include "collective/pattern/hierarchy.h"
+
 namespace jaxfabric {
 
 class Hosts {
  public:
-  Hosts() = default;
   // `host_of`: a number of the host of each position; hosts are numbered anew by first position.
-  explicit Hosts(const std::vector<int>& host_of);
+  explicit Hosts(const std::vector<int>& host_of = {}) : ranks_(host_of) {}
 
-  int size() const { return static_cast<int>(of_.size()); }
-  int count() const { return static_cast<int>(members_.size()); }
-  int of(int position) const { return of_[static_cast<size_t>(position)]; }
-  const std::vector<int>& members(int host) const { return members_[static_cast<size_t>(host)]; }
+  int size() const { return ranks_.ranks(); }
+  int count() const { return ranks_.hosts(); }
+  int of(int position) const { return ranks_.HostOf(position); }
+  // Ascending.
+  std::vector<int> members(int host) const;
   // Some host has more than one rank.
-  bool shared() const { return members_.size() < of_.size(); }
+  bool shared() const { return count() < size(); }
   // The rank of `host` that acts for the owner of `part`; there is one on the owner's host, itself.
-  int Handler(int host, int part) const;
+  int Handler(int host, int part) const {
+    return ranks_.PositionOf(host, ranks_.LocalOf(part) % ranks_.RanksOf(host));
+  }
   // The parts of other hosts that `position` handles, ascending.
   std::vector<int> HandledBy(int position) const;
   // The ranks of other hosts that `position` exchanges something with, ascending.
   std::vector<int> PartnersOf(int position) const;
 
  private:
-  std::vector<int> of_;                    // by position
-  std::vector<int> index_;                 // by position: among the members of its host
-  std::vector<std::vector<int>> members_;  // by host, ascending
+  Hierarchy ranks_;
 };
 
 // Offsets in the memory that a rank stages and receives in, with rings of `ring` bytes. Counters
