@@ -101,7 +101,6 @@ class Op {
   void Consume(size_t offset, size_t bytes);
   size_t ContiguousLimit(size_t offset) const;
   bool FindSources();
-  bool AwaitsRoom() const;
   // algorithm/pull.cc
   bool PullFrom(int source);
   bool Revoked(int peer);
@@ -165,6 +164,7 @@ class Op {
   Slot* mine_ = nullptr;
   int waiting_for_ = -1;
   bool sources_found_ = false;
+  bool awaits_room_ = false;           // a source may: see FindSources()
   std::vector<Slot*> found_;           // by position
   std::vector<const void*> operands_;  // scratch for Reduce, by position
   std::vector<uint8_t> pulled_;        // by position

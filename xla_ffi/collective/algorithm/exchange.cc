@@ -38,23 +38,21 @@ size_t Op::ContiguousLimit(size_t offset) const {
   return limit;
 }
 
-// Whether a source may wait for room: under memory pressure its ring may be smaller than planned.
-bool Op::AwaitsRoom() const {
-  const Plan& plan = participant_.plan();
-  return std::any_of(plan.sources.begin(), plan.sources.end(), [&](int source) {
-    const PublishLine& line = found_[static_cast<size_t>(source)]->publish;
-    return line.placement == Placement::kStaged && line.staged.ring_bytes < plan.stream;
-  });
-}
-
 bool Op::FindSources() {
   if (sources_found_) return true;
-  for (int source : participant_.plan().sources) {
+  const std::vector<int>& sources = participant_.plan().sources;
+  for (int source : sources) {
     if (!Find(source)) {
       waiting_for_ = source;
       return false;
     }
   }
+  // Under memory pressure a source's ring may be smaller than planned.
+  awaits_room_ = std::any_of(sources.begin(), sources.end(), [this](int source) {
+    const PublishLine& line = found_[static_cast<size_t>(source)]->publish;
+    return line.placement == Placement::kStaged &&
+           line.staged.ring_bytes < participant_.plan().stream;
+  });
   return sources_found_ = true;
 }
 
@@ -188,7 +186,7 @@ bool Op::StepOneShot() {
         // Release: this rank's loads from the rings before the count that frees them.
         mine_->consume.consumed.store(consumed_, std::memory_order_release);
         moved = true;
-        ring_peers |= AwaitsRoom();
+        ring_peers |= awaits_room_;
       }
     }
     const bool all_produced = produced_ >= plan.stream || plan.readers.empty();
