@@ -44,8 +44,9 @@ class Plan:
     Attributes:
         ops: names out of BUS_FACTORS.
         sizes: bytes per rank, each rounded up to what all ranks can share evenly.
-        processes: how many, per implementation.
+        processes: how many on each host, per implementation.
         devices: how many of each process; every device is a rank.
+        nodes: which of several hosts this one is; all have the same number of processes.
         peers: names out of PEERS, measured beside jaxfabric.
         rounds: how often each implementation has its turn.
         timeout: seconds for one op at one size.
@@ -62,6 +63,7 @@ class Plan:
     sizes: Sequence[int]
     processes: int
     devices: int
+    nodes: launch.Nodes = dataclasses.field(default_factory=launch.Nodes)
     peers: Sequence[str] = PEERS[:1]
     rounds: int = 3
     timeout: float = 300.0
@@ -85,17 +87,18 @@ class Plan:
                 )
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         largest = max(self.sizes)
-        needed = largest * self.ranks * _BUFFERS
+        here = self.processes * self.devices
+        needed = largest * here * _BUFFERS
         if needed > memory:
             raise ValueError(
-                f"--bytes {largest}: {self.ranks} ranks would need {needed >> 20} MiB, of "
+                f"--bytes {largest}: {here} ranks would need {needed >> 20} MiB, of "
                 f"{memory >> 20} MiB that this machine has; ask for less"
             )
 
     @property
     def ranks(self) -> int:
         """How many take part in a collective."""
-        return self.processes * self.devices
+        return self.nodes.count * self.processes * self.devices
 
     @property
     def cases(self) -> tuple[tuple[str, int], ...]:
@@ -144,12 +147,15 @@ def main(plan: Plan, *, as_json: bool) -> int:
         ConfigError: a JAXFABRIC_* variable has a value it cannot have.
     """
     machine = _machine(plan)
-    if not as_json:
+    first = plan.nodes.rank == 0
+    if first and not as_json:
         print(_describe(machine), flush=True)
     rounds: dict[str, list[list[dict[str, Any]]]] = collections.defaultdict(list)
     try:
         for number in range(plan.rounds):
             for name in ("jaxfabric", *plan.peers):
+                if name == "mpi4jax" and not first:
+                    continue  # Node 0's mpirun starts all its processes.
                 rounds[name].append(_Job(plan, name, f"round {number + 1} of {plan.rounds}").run())
     except KeyboardInterrupt:
         return 130
@@ -159,7 +165,8 @@ def main(plan: Plan, *, as_json: bool) -> int:
     finally:
         _progress("")
     results = [_result(plan, number, rounds) for number in range(len(plan.cases))]
-    print(json.dumps(machine | {"results": results}) if as_json else _table(plan, results))
+    if first:
+        print(json.dumps(machine | {"results": results}) if as_json else _table(plan, results))
     wrong = [
         f"jaxfabric: bench: {name}: {result['op']} of {size_text(result['bytes'])}: {text}"
         for result in results
@@ -211,12 +218,17 @@ class _Job:
             "timeout": self.plan.timeout,
         }
         worker = [*_python("jaxfabric._bench_worker"), json.dumps(job)]
-        count = ["-n", str(self.plan.processes)]
         if self.name == "mpi4jax":
-            options = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+            options = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(self._count())]
             options += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-            return [_mpirun() or "mpirun", *options, *count, *worker]
-        return [*_python("jaxfabric.cli"), "run", *count, "--json", "--", *worker]
+            return [_mpirun() or "mpirun", *options, *worker]
+        options = ["-n", str(self.plan.processes), "--json", *self.plan.nodes.options()]
+        return [*_python("jaxfabric.cli"), "run", *options, "--", *worker]
+
+    def _count(self) -> int:
+        """How many processes report here."""
+        everywhere = self.plan.nodes.count if self.name == "mpi4jax" else 1
+        return self.plan.processes * everywhere
 
     def _read(self, line: str) -> None:
         """Takes a line of a process's stdout, or what the launcher says at the end."""
@@ -235,7 +247,7 @@ class _Job:
         self.log.append(line)
 
     def _done(self) -> int:
-        return sum(len(rows) == self.plan.processes for rows in self.rows)
+        return sum(len(rows) == self._count() for rows in self.rows)
 
     def _show(self, done: int) -> None:
         if done < len(self.plan.cases):
@@ -293,7 +305,8 @@ def _machine(plan: Plan) -> dict[str, Any]:
         "python": platform.python_version(),
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),  # A busy machine explains odd times.
-        "processes": plan.processes,
+        "hosts": plan.nodes.count,
+        "processes": plan.nodes.count * plan.processes,
         "devices_per_process": plan.devices,
         "ranks": plan.ranks,
         "dtype": "float32",
@@ -304,8 +317,8 @@ def _machine(plan: Plan) -> dict[str, Any]:
 def _describe(machine: dict[str, Any]) -> str:
     return """\
 cores: {cores} (load: {load}); jaxfabric {jaxfabric}, JAX {jax}, Python {python}
-ranks: {ranks} (processes: {processes}, devices of each: {devices_per_process}); {dtype}, \
-best of {rounds} round(s)
+ranks: {ranks} (hosts: {hosts}, processes: {processes}, devices of each: {devices_per_process}); \
+{dtype}, best of {rounds} round(s)
 """.format(**machine)
 
 

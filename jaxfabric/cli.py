@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _RUN_HELP = """\
@@ -111,22 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="G",
         help="GPUs of each process (CUDA_VISIBLE_DEVICES): the first G for the first, and so on",
     )
-    run.add_argument(
-        "--nnodes", metavar="N", help="on how many hosts this command is run (default: 1)"
-    )
-    run.add_argument("--node-rank", metavar="R", help="which of them this host is, from 0")
-    run.add_argument(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="an address of host 0, where the others find it; the port after it is used too",
-    )
-    run.add_argument(
-        "--join-timeout",
-        type=_seconds,
-        default=300.0,
-        metavar="SECONDS",
-        help="how long the hosts wait for each other (default: 300)",
-    )
+    _add_nodes(run.add_argument)
     run.add_argument(
         "--max-restarts",
         type=_count,
@@ -165,6 +150,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_nodes(add: Callable[..., Any]) -> None:
+    """The options of whatever is started on several hosts."""
+    add("--nnodes", metavar="N", help="on how many hosts this command is run (default: 1)")
+    add("--node-rank", metavar="R", help="which of them this host is, from 0")
+    add(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="an address of host 0, where the others find it; the port after it is used too",
+    )
+    add(
+        "--join-timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long the hosts wait for each other (default: 300)",
+    )
+
+
 def _add_bench(commands: Any) -> None:  # noqa: ANN401
     from jaxfabric import _simulate, bench
 
@@ -195,7 +198,7 @@ def _add_bench(commands: Any) -> None:  # noqa: ANN401
         type=_positive,
         default=2,
         metavar="N",
-        help="processes (default: 2)",
+        help="processes on this host (default: 2)",
     )
     add(
         *("-d", "--devices-per-process"),
@@ -204,6 +207,7 @@ def _add_bench(commands: Any) -> None:  # noqa: ANN401
         metavar="D",
         help="CPU devices of each, every one of them a rank (default: 1)",
     )
+    _add_nodes(add)
     add(
         "--against",
         type=bench.some_of(bench.PEERS),
@@ -244,6 +248,7 @@ def _bench(options: argparse.Namespace) -> int:
             sizes=options.bytes,
             processes=options.num_processes,
             devices=options.devices_per_process,
+            nodes=_nodes(options),
             peers=options.against,
             rounds=options.rounds,
             timeout=options.timeout,

@@ -55,6 +55,14 @@ class Nodes:
                     "(JAX's coordination service takes the port after it)"
                 )
 
+    def options(self) -> list[str]:
+        """What tells `jaxfabric run` the same."""
+        if self.coordinator is None:
+            return []
+        options = ["--nnodes", str(self.count), "--node-rank", str(self.rank)]
+        options += ["--coordinator", self.coordinator]
+        return [*options, "--join-timeout", str(self.join_timeout)]
+
     def address(self) -> tuple[str, int]:
         """Host and port of node 0's launcher."""
         host, _, port = (self.coordinator or "").rpartition(":")

@@ -15,7 +15,7 @@
 
 namespace jaxfabric {
 
-inline constexpr uint64_t kWindowMagic = 0x6a66776e64303031;  // "jfwnd001"
+inline constexpr uint64_t kWindowMagic = 0x6a66776e64303032;  // "jfwnd002"
 inline constexpr int kSlots = 4;  // executions of one instance that a rank may have in flight
 // The done log holds what a peer may still ask about: see Participant::TryClaimSlot.
 inline constexpr int kDoneLog = 16;
@@ -66,6 +66,8 @@ struct alignas(64) PublishLine {
       uint64_t ring_bytes;     // of one sub-stream
       uint64_t result_offset;  // two-shot: the ring of reduced bytes
       uint64_t result_bytes;
+      // Plan::places: the number of the owner's output, into which its sources put.
+      uint64_t output_region;
     } staged;
     struct {  // kDirect: addresses in the owner's process
       uint64_t input;

@@ -59,6 +59,7 @@ bool Op::NeedsAsReader(int peer) const {
   if (!std::binary_search(plan.readers.begin(), plan.readers.end(), peer)) return false;
   const Slot* slot = found_[static_cast<size_t>(peer)];
   if (!slot) slot = Look(peer);
+  if (Placed(peer)) return !slot && produced_ < stream_;
   const uint64_t consumed = Consumed(slot, peer, /*results=*/false);
   if (produced_ < stream_ && consumed + ring_ < stream_) return true;
   // Acknowledged() waits for every reader to have seen all tables.

@@ -22,7 +22,7 @@ void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint
   slot_ = -1;
   mine_ = nullptr;
   waiting_for_ = -1;
-  sources_found_ = false;
+  sources_found_ = outputs_found_ = own_copied_ = false;
   const auto size = static_cast<size_t>(participant_.size());
   if (found_.size() != size) {
     found_.resize(size);
@@ -148,8 +148,13 @@ bool Op::Claim() {
     if (slot_ < 0) return false;
     mine_ = &participant.mine_->slots[slot_];
   }
-  const bool stages = !plan.inlined && plan.algorithm != Algorithm::kPull && !plan.readers.empty();
-  if (stages && !PlaceStaging(plan.ring)) return false;
+  const bool staged = !plan.inlined && plan.algorithm != Algorithm::kPull && !plan.readers.empty();
+  if (staged && plan.places && !participant.local_readers_) {
+    ring_ = stream_;
+  } else if (staged && !PlaceStaging(plan.ring)) {
+    return false;
+  }
+  if (plan.places && !OpenOutput()) return true;
   tickets_.assign(participant.remotes_.size(), 0);
   Publish();
   stage_ = Stage::kTransfer;
@@ -214,6 +219,7 @@ void Op::Publish() {
   line.header.store(plan.header, std::memory_order_relaxed);
   if (plan.readers.empty()) {
     line.placement = Placement::kNone;
+    line.staged.output_region = output_region_.value_or(0);
   } else if (plan.inlined) {
     line.placement = Placement::kInline;
     if (plan.stream > 0) std::memcpy(line.payload, buffers_.input, buffers_.input_bytes);
@@ -226,16 +232,17 @@ void Op::Publish() {
   } else {
     const std::byte* window = participant_.fabric().window();
     line.placement = Placement::kStaged;
-    line.staged.ring_offset = static_cast<uint64_t>(staging_ - window);
+    line.staged.ring_offset = staging_ ? static_cast<uint64_t>(staging_ - window) : 0;
     line.staged.ring_bytes = ring_;
     line.staged.result_offset =
         result_staging_ ? static_cast<uint64_t>(result_staging_ - window) : 0;
     line.staged.result_bytes = result_ring_;
+    line.staged.output_region = output_region_.value_or(0);
     // The first segment rides with the announcement.
     if (plan.algorithm == Algorithm::kHosts) {
       ClearCounters();
       StageForHost();
-    } else {
+    } else if (!plan.places) {
       Produce();
     }
   }
@@ -321,6 +328,7 @@ bool Op::Linger() {
 void Op::Fail(Status status) {
   if (stage_ == Stage::kRevoke || stage_ == Stage::kFinished) return;
   status_ = std::move(status);
+  CloseOutput();
   const bool published = stage_ == Stage::kTransfer || stage_ == Stage::kLinger;
   if (mine_ && mine_->publish.placement == Placement::kDirect && published) {
     // Sequentially consistent with a reader's store to `reading` and its load of `revoked`: either
@@ -356,6 +364,7 @@ bool Op::Revoke() {
 }
 
 void Op::Finish(bool ring) {
+  CloseOutput();
   participant_.LogDone(tag_);
   if (ring) {
     Announce();

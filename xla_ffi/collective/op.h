@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -92,6 +93,12 @@ class Op {
   void PostInput(size_t offset, size_t bytes);
   void PostResults(size_t offset, size_t bytes);
   void Post(size_t remote, size_t sub_stream, const std::byte* from, size_t offset, size_t bytes);
+  // Plan::places: what of the own input is for a rank of another host, into that one's output.
+  bool FindOutputs();
+  void PostToOutputs(size_t offset, size_t bytes);
+  bool OpenOutput();
+  void CloseOutput();
+  bool Placed(int peer) const;
 
   // algorithm/exchange.cc
   bool Produce();
@@ -99,6 +106,7 @@ class Op {
   size_t SubStreamEnd(int to) const;
   void StageSegment(size_t offset, size_t bytes);
   void Consume(size_t offset, size_t bytes);
+  void CopyOwn(size_t offset, size_t bytes);
   size_t ContiguousLimit(size_t offset) const;
   bool FindSources();
   // algorithm/pull.cc
@@ -165,6 +173,8 @@ class Op {
   int waiting_for_ = -1;
   bool sources_found_ = false;
   bool awaits_room_ = false;           // a source may: see FindSources()
+  bool outputs_found_ = false;         // of the readers on other hosts
+  bool own_copied_ = false;            // with Plan::places
   std::vector<Slot*> found_;           // by position
   std::vector<const void*> operands_;  // scratch for Reduce, by position
   std::vector<uint8_t> pulled_;        // by position
@@ -179,8 +189,9 @@ class Op {
     uint64_t results_consumed = 0;
   } told_;
   std::vector<uint64_t> tickets_;
-  size_t next_reader_ = 0;  // Linger, Acknowledged: readers before it are done
-  uint64_t ring_ = 0;       // bytes of one of the own sub-streams' rings
+  std::optional<uint32_t> output_region_;  // while peers may put into the output
+  size_t next_reader_ = 0;                 // Linger, Acknowledged: readers before it are done
+  uint64_t ring_ = 0;                      // bytes of one of the own sub-streams' rings
   uint64_t result_ring_ = 0;
   std::byte* staging_ = nullptr;
   std::byte* result_staging_ = nullptr;

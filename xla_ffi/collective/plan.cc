@@ -24,6 +24,9 @@ constexpr size_t kProcessReadLimit = 256 * 1024;
 // Several hosts, some with several ranks: from here on bytes that cross the network twice cost more
 // than the steps that it takes to send them once.
 constexpr size_t kHostsBytes = 16 * 1024;
+// Another host: from here on waiting until the reader has told where its output is costs less than
+// copying what has arrived there.
+constexpr size_t kPlacedBytes = 256 * 1024;
 constexpr size_t kHostsRingBytes = 4 * 1024 * 1024;  // all rings of a rank together
 
 size_t RoundUp(size_t value, size_t multiple) {
@@ -154,7 +157,10 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
       algorithm = Algorithm::kTwoShot;
     }
   }
-  if (!topology.host_of.empty()) ChooseHosts(Hosts(topology.host_of));
+  if (!topology.host_of.empty()) {
+    ChooseHosts(Hosts(topology.host_of));
+    places = algorithm == Algorithm::kOneShot && !reduces && stream >= kPlacedBytes;
+  }
   if (kind == OpKind::kAllReduce && size > 1 &&
       (algorithm == Algorithm::kHosts || algorithm == Algorithm::kTwoShot ||
        (algorithm == Algorithm::kPull && input_bytes >= kDirectPartsBytes))) {
@@ -176,7 +182,7 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
   Hasher hasher;
   hasher.Add(static_cast<uint64_t>(kind)).Add(static_cast<uint64_t>(dtype));
   hasher.Add(input_bytes).Add(output_bytes).Add(static_cast<uint64_t>(reduction)).Add(spec.site);
-  hasher.Add(static_cast<uint64_t>(algorithm));
+  hasher.Add(static_cast<uint64_t>(algorithm)).Add(uint64_t{places});
   hasher.Add(ragged.row_bytes).Add(ragged.input_rows).Add(ragged.output_rows).Add(ragged.slices);
   header = static_cast<uint32_t>(hasher.Finish());
 }

@@ -46,6 +46,7 @@ struct Plan {
   bool reduces = false;    // contributions are combined, not copied
   bool scattered = false;  // contributions are cut by destination
   bool inlined = false;    // the contribution fits the publish line
+  bool places = false;     // what is for a rank of another host is put into its output
   size_t element = 1;      // bytes that must not be split
   size_t input_bytes = 0;
   size_t output_bytes = 0;

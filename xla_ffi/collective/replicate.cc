@@ -2,6 +2,7 @@
 // owner puts what changes into a mirror of the window that each of their processes keeps: the
 // staged bytes, then counters and lines, the tag last, in the order in which they change here.
 // Readers use a mirror as they use a window.
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
@@ -51,6 +52,7 @@ bool Op::Sent() const {
 
 void Op::PostInput(size_t offset, size_t bytes) {
   const Plan& plan = participant_.plan();
+  if (plan.places) return PostToOutputs(offset, bytes);
   const auto& remotes = participant_.remotes_;
   for (size_t i = 0; i < remotes.size(); ++i) {
     if (plan.sub_streams() == 1) {
@@ -75,6 +77,65 @@ void Op::PostResults(size_t offset, size_t bytes) {
     const auto posted =
         remote.channel->PostPut({from, bytes}, remote.region, participant_.WindowOffset(from));
     participant_.Posted(posted.status());
+  }
+}
+
+// Of a peer on another host there are bytes in this rank's output only, and the other way round.
+bool Op::Placed(int peer) const {
+  return participant_.plan().places && participant_.peers_[static_cast<size_t>(peer)].remote;
+}
+
+// Lets sources on other hosts put into the output. False if the execution has failed.
+bool Op::OpenOutput() {
+  const std::vector<int>& sources = participant_.plan().sources;
+  if (std::none_of(sources.begin(), sources.end(), [this](int from) { return Placed(from); })) {
+    return true;
+  }
+  const auto region = participant_.fabric().messages()->Register(
+      {buffers_.output, participant_.plan().output_bytes});
+  if (region.ok()) {
+    output_region_ = *region;
+  } else {
+    const Status failed = participant_.WithCaller(region.status());
+    participant_.fabric().ReportFailure(failed);
+    Fail(failed);
+  }
+  return region.ok();
+}
+
+// What arrives later is dropped.
+void Op::CloseOutput() {
+  if (!output_region_) return;
+  participant_.fabric().messages()->Deregister(*output_region_);
+  output_region_.reset();
+}
+
+bool Op::FindOutputs() {
+  if (outputs_found_) return true;
+  for (int reader : participant_.plan().readers) {
+    if (Placed(reader) && !Find(reader)) {
+      waiting_for_ = reader;
+      return false;
+    }
+  }
+  return outputs_found_ = true;
+}
+
+void Op::PostToOutputs(size_t offset, size_t bytes) {
+  const Plan& plan = participant_.plan();
+  const bool whole = plan.kind == OpKind::kPermute || plan.kind == OpKind::kBroadcast;
+  const size_t place = whole ? 0 : static_cast<size_t>(plan.position) * plan.stream;
+  for (int reader : plan.readers) {
+    if (!Placed(reader)) continue;
+    const size_t index = participant_.RemoteOf(reader);
+    const auto region =
+        static_cast<uint32_t>(found_[static_cast<size_t>(reader)]->publish.staged.output_region);
+    const std::byte* from = buffers_.input + offset;
+    if (plan.scattered) from += SubStreamBegin(reader);
+    const Result<uint64_t> ticket =
+        participant_.remotes_[index].channel->PostPut({from, bytes}, region, place + offset);
+    if (ticket.ok()) tickets_[index] = *ticket;
+    participant_.Posted(ticket.status());
   }
 }
 

@@ -9,6 +9,7 @@
 // slowest reader, a consumer takes what the slowest source has. All counters only grow.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "collective/op.h"
 #include "collective/participant.h"
@@ -31,7 +32,7 @@ size_t Op::ContiguousLimit(size_t offset) const {
   size_t limit = participant_.plan().stream - offset;
   for (int source : participant_.plan().sources) {
     const PublishLine& line = found_[static_cast<size_t>(source)]->publish;
-    if (line.placement == Placement::kStaged) {
+    if (line.placement == Placement::kStaged && !Placed(source)) {
       limit = std::min(limit, UntilWrap(offset, line.staged.ring_bytes));
     }
   }
@@ -50,7 +51,7 @@ bool Op::FindSources() {
   // Under memory pressure a source's ring may be smaller than planned.
   awaits_room_ = std::any_of(sources.begin(), sources.end(), [this](int source) {
     const PublishLine& line = found_[static_cast<size_t>(source)]->publish;
-    return line.placement == Placement::kStaged &&
+    return line.placement == Placement::kStaged && !Placed(source) &&
            line.staged.ring_bytes < participant_.plan().stream;
   });
   return sources_found_ = true;
@@ -93,10 +94,14 @@ void Op::StageSegment(size_t offset, size_t bytes) {
 bool Op::Produce() {
   const Plan& plan = participant_.plan();
   if (plan.readers.empty() || produced_ >= stream_) return false;
-  size_t bytes = std::min({plan.segment, stream_ - produced_, UntilWrap(produced_, ring_)});
+  if (plan.places && !FindOutputs()) return stage_ != Stage::kTransfer;
+  // Without a ring all goes at once.
+  const size_t segment = staging_ ? plan.segment : stream_;
+  size_t bytes = std::min({segment, stream_ - produced_, UntilWrap(produced_, ring_)});
   if (produced_ + bytes > ring_) {
     uint64_t slowest = stream_;
     for (int reader : plan.readers) {
+      if (Placed(reader)) continue;
       const uint64_t consumed = Consumed(Find(reader), reader, /*results=*/false);
       if (stage_ != Stage::kTransfer && stage_ != Stage::kClaim) return true;  // a mismatch
       if (consumed < slowest) {
@@ -132,10 +137,9 @@ void Op::Consume(size_t offset, size_t bytes) {
     }
     case OpKind::kAllGather:
     case OpKind::kAllToAll: {
-      const size_t own = plan.kind == OpKind::kAllToAll ? me * plan.stream : 0;
-      Copy(buffers_.output + me * plan.stream + offset, buffers_.input + own + offset, bytes,
-           store);
+      if (!plan.places) CopyOwn(offset, bytes);
       for (int source : plan.sources) {
+        if (Placed(source)) continue;
         Copy(buffers_.output + static_cast<size_t>(source) * plan.stream + offset,
              Contribution(source, offset), bytes, store);
       }
@@ -144,6 +148,7 @@ void Op::Consume(size_t offset, size_t bytes) {
     case OpKind::kPermute:
     case OpKind::kBroadcast:
       if (!plan.sources.empty()) {
+        if (Placed(plan.sources[0])) return;
         Copy(buffers_.output + offset, Contribution(plan.sources[0], offset), bytes, store);
       } else if (plan.from_self) {
         Copy(buffers_.output + offset, buffers_.input + offset, bytes, store);
@@ -158,11 +163,25 @@ void Op::Consume(size_t offset, size_t bytes) {
   }
 }
 
+// Of what all ranks get from each, the part that this rank gives itself.
+void Op::CopyOwn(size_t offset, size_t bytes) {
+  const Plan& plan = participant_.plan();
+  const size_t place = static_cast<size_t>(plan.position) * plan.stream + offset;
+  Copy(buffers_.output + place, buffers_.input + (plan.kind == OpKind::kAllToAll ? place : offset),
+       bytes, plan.nontemporal ? Store::kNonTemporal : Store::kCached);
+}
+
 bool Op::StepOneShot() {
   const Plan& plan = participant_.plan();
   bool moved = Produce();
   bool ring_peers = moved;
   if (stage_ != Stage::kTransfer) return true;
+  if (plan.places && produced_ >= stream_ && !own_copied_) {
+    // While the bytes travel.
+    if (std::exchange(ring_peers, false)) Announce();
+    own_copied_ = true;
+    if (plan.kind == OpKind::kAllGather || plan.kind == OpKind::kAllToAll) CopyOwn(0, plan.stream);
+  }
   if (FindSources()) {
     const bool own_only = plan.sources.empty();
     if (consumed_ < plan.stream) {
