@@ -127,10 +127,14 @@ def test_the_doctor_says_why(core):
     assert found.problem is None
     usable(core)
     (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
-    assert found.value == "run on the fabric (jaxfabric gpu-table)"
+    run = "run on the fabric (jaxfabric gpu-table)"
+    assert found.value == f"{run}; with other hosts left to XLA: GPU 0 offers no fabric handles"
+    core.cuda_one_host = lambda: ""
+    (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
+    assert found.value == f"{run}; with other hosts too, if they are of one NVLink domain"
     core.cuda_unreachable = lambda: "GPU 0 and GPU 1 cannot reach each other's memory"
     (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
-    assert found.value.endswith("; staged in pinned host memory: " + core.cuda_unreachable())
+    assert f"; staged in pinned host memory: {core.cuda_unreachable()}; " in found.value
 
 
 def test_compilations_for_gpus_name_their_devices(monkeypatch):
