@@ -92,6 +92,26 @@ def test_gpus_that_cannot_be_used_are_left_to_xla(core, caplog, reason):
     assert runtime.platforms() == ("cpu",)
 
 
+def test_gpus_that_the_processes_give_up_are_left_to_xla(core, caplog, monkeypatch):
+    usable(core)
+    reason = "the job is on several hosts, and their GPUs do not share memory: process 1, ..."
+    monkeypatch.setattr(fake_core.FakeFabric, "gpu_problem", lambda self: reason)
+    jaxfabric.initialize()
+    status = jaxfabric.status()
+    assert (status.gpus, status.gpu_problem, status.gpu_memory) == ((), reason, "")
+    assert f"collectives on GPUs are left to XLA: {reason}" in caplog.text
+    assert runtime.platforms() == ("cpu",)
+    mesh = jax.sharding.AbstractMesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.P("i")
+    f = jax.jit(
+        jax.shard_map(
+            lambda x: jaxfabric.lax.psum(x, "i"), mesh=mesh, in_specs=spec, out_specs=jax.P()
+        )
+    )
+    f.trace(jax.ShapeDtypeStruct((4,), "float32")).lower(lowering_platforms=("cuda",))
+    assert reason in str(jaxfabric.report())
+
+
 def test_without_cpu_devices(core, monkeypatch):
     """JAX_PLATFORMS=cuda."""
     usable(core)
