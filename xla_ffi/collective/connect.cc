@@ -113,9 +113,10 @@ Status Fabric::Connect(const std::vector<std::string>& addresses, const Mesh::Jo
   // All have GPUs or none has: every process has seen every hello.
   if (gpus_) {
     JF_ASSIGN_OR_RETURN(std::string unusable,
-                        gpus_->Share([&](const WireWriter& message, std::span<const int> fds) {
-                          return mesh_->Exchange(message, fds, deadline);
-                        }));
+                        gpus_->Share(host_numbers.size() == 1,
+                                     [&](const WireWriter& message, std::span<const int> fds) {
+                                       return mesh_->Exchange(message, fds, deadline);
+                                     }));
     if (!unusable.empty()) GiveUpGpus(std::move(unusable));
   }
 
@@ -150,10 +151,10 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
       (!peer.remote && greeting.credentials.pid != peer.pid)) {
     return Status(Code::kInvalidArgument, StrCat("process ", process, " sent a malformed hello"));
   }
+  if (gpus_ && !no_gpus.empty()) GiveUpGpus(StrCat(DescribeProcess(process), ": ", no_gpus));
   if (peer.remote) {
     peer.address = data;
     peer.region = static_cast<uint32_t>(mirrors[static_cast<size_t>(process_)]);
-    if (gpus_) GiveUpGpus("the job has processes on other hosts");
     return OkStatus();
   }
   address.bytes = BytesOf(bytes);
@@ -170,7 +171,6 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
   uint64_t magic = 0;
   process_reads_ &= ReadProcessMemory(peer.pid, window_address, &magic, sizeof(magic)).ok() &&
                     magic == kWindowMagic;
-  if (gpus_ && !no_gpus.empty()) GiveUpGpus(StrCat("process ", process, ": ", no_gpus));
   return OkStatus();
 }
 
