@@ -236,7 +236,8 @@ std::string RunOnGpu(GpuCall& call, GpuRank& rank, const Problem& problem, int p
 std::vector<Problem> NormProblems(int ranks) {
   std::vector<Problem> problems;
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBfloat16}) {
-    for (const auto [rows, hidden] : {std::pair(3, 16), std::pair(37, 1032), std::pair(2, 20008)}) {
+    for (const auto& [rows, hidden] :
+         {std::pair(3, 16), std::pair(37, 1032), std::pair(2, 20008)}) {
       Problem problem{OpKind::kAllReduceRmsNorm,
                       dtype,
                       static_cast<size_t>(rows * hidden),
