@@ -207,7 +207,8 @@ void Fabric::OnMessage(int process, WireReader& message) {
     case MessageType::kFailure: {
       const auto code = static_cast<Code>(message.Get<uint32_t>());
       const std::string text = message.GetString();
-      if (message.ok() && code != Code::kOk) Poison(Status(code, text), false);
+      // Passed on: who told it may end before it has told all, and this process before those.
+      if (message.ok() && code != Code::kOk) Poison(Status(code, text), true);
       return;
     }
     case MessageType::kGoodbye:
