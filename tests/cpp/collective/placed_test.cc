@@ -8,7 +8,7 @@
 namespace jaxfabric::testing {
 namespace {
 
-constexpr size_t kCount = 4 << 20;  // of float32
+constexpr size_t kCount = 1 << 20;  // of float32
 
 std::vector<Problem> Placed(int ranks, size_t count) {
   std::vector<Problem> problems = EveryKind(ranks, count);
