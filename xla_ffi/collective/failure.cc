@@ -300,7 +300,9 @@ void Fabric::OnGone(int process, LinkEnd how) {
         how == LinkEnd::kUnreachable
             ? StrCat(" is unreachable: no answer for ", options_.unreachable_after, " s")
         : how == LinkEnd::kGarbled ? " sends what is no message"
-                                   : " died";
+        // Of a process on this host, only its death does that.
+        : how == LinkEnd::kReset && peer.remote ? " died, or the connection to it was reset"
+                                                : " died";
     Poison(Status(Code::kUnavailable, who + what), true);
   }
   if (gpus_) gpus_->OnGone(process);
