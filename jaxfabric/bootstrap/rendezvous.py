@@ -52,7 +52,7 @@ class Roster:
     Attributes:
         members: all processes, in process order.
         secret: known to them and to nobody else who cannot read the store; made for this round.
-        incarnation: a number of this round, larger than those of earlier ones.
+        incarnation: a number that this round has and no other one.
     """
 
     members: list[Member]
@@ -122,7 +122,7 @@ def _answer_all(client: Any, num_processes: int, timeout: float) -> None:  # noq
     answer: dict[str, Any] = {
         "members": [hellos[process] for process in sorted(hellos)],
         "secret": secrets.token_hex(_SECRET_BYTES),
-        "incarnation": time.time_ns(),
+        "incarnation": secrets.randbits(64),  # Not the time, which may be set back.
     }
     if missing:
         names = ", ".join(map(str, missing))
