@@ -160,3 +160,38 @@ def test_a_slow_network_costs_time_only(hosts, tmp_path):
     faults.measured("20 Mbit/s", slowest=max(seconds))
     # A rank's own block of 1.2 MB is sent at least twice by each of two programs.
     assert min(seconds) > 4 * 1.2e6 * 8 / 20e6 / 2
+
+
+# Programs of one name: the first call of the one is where that of the other is.
+AHEAD = """
+    import jax, jaxfabric, worker
+    from jaxfabric import lax
+
+    jaxfabric.initialize()
+    one = worker.spmd(lambda x: lax.ppermute(x, "x", [(0, 1)]))
+    other = worker.spmd(lambda x: lax.psum(x, "x"))
+    x, y = worker.blocks(1 << 18), worker.blocks(3)
+    for _ in range(3):
+        passed, total = one(x), other(y)
+        assert (worker.local(total)[0] == 3).all()
+        assert (worker.local(passed)[0] == jax.process_index()).all()
+    assert jaxfabric.status().failure is None
+    worker.say("right")
+"""
+
+
+def test_a_rank_whose_data_are_on_their_way_is_not_elsewhere(hosts, tmp_path):
+    """Process 0 is done with the first call, and waits in the next one, where process 1 is not."""
+    path = faults.script(tmp_path, AHEAD)
+    for host in hosts:
+        host.shape(8)
+    try:
+        lines = support.launchers(hosts, str(path), counts=(1, 1))
+        jobs = [faults.start(line, mismatch_after=0.05) for line in lines]
+        results = [job.finish(80) for job in jobs]
+    finally:
+        for host in hosts:
+            host.shape(None)
+    for process, result in enumerate(results):
+        assert result.returncode == 0, result.explain()
+        faults.only(result.stdout, process, "right")

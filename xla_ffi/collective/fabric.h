@@ -172,6 +172,9 @@ class Fabric {
     Clock::time_point received{};
     int64_t waiting_rank = -1;
     int64_t late_rank = -1;
+    // A wait for the reporting rank that it disagrees with: it has not been there. Zero: none.
+    uint64_t other_key = 0;
+    uint64_t other_tag = 0;
     std::string call;
   };
 
@@ -206,7 +209,8 @@ class Fabric {
   // The rank at a position of the op's group; empty where only its announcement can tell.
   std::optional<int64_t> RankAt(const Participant& participant, int position) const;
   bool Gone(int64_t rank) const;
-  void ReportStuck(const Op& op, std::optional<int64_t> late_rank);
+  void ReportStuck(const Op& op, std::optional<int64_t> late_rank,
+                   const std::optional<Stuck>& other);
   // Whether there still is a rank that may be one of those that have not announced themselves.
   bool MayCome(const Participant& participant) const;
   // The peers that hold `op` up: of those it needs, who does not wait in the same execution itself.
@@ -227,7 +231,11 @@ class Fabric {
   void FreeRetiredCells(uint64_t key);
   // The first failure poisons every communicator; the peers are told unless they told us.
   void Poison(const Status& status, bool tell_peers);
-  std::optional<Status> FindMismatch(const Participant& participant, int64_t late) const;
+  std::optional<Stuck> Disagreement(const Participant& participant, int64_t late) const;
+  Status MismatchError(const Participant& participant, const Stuck& other) const;
+  // Whether the rank of ours that is waited for has been there. Then what it gave is on its way,
+  // which between hosts may take long, or the report is older. With mutex_ held.
+  bool HasBeenThere(const Stuck& stuck) const;
   // Seconds after which waiting ranks tell each other; in any case well before the deadline.
   double compare_after() const { return std::min(options_.mismatch_after, options_.deadline / 2); }
   Clock::duration ReportInterval() const {
