@@ -261,6 +261,7 @@ def _start(
     import jax
 
     importlib.import_module("jaxfabric._portable")  # Before the first program is traced.
+    from jaxfabric.bootstrap import limits
     from jaxfabric.bootstrap import membership as memberships
     from jaxfabric.bootstrap.identity import ProcessIdentity
     from jaxfabric.bootstrap.rendezvous import Member
@@ -291,9 +292,14 @@ def _start(
     # A core without CUDA takes no GPUs.
     more = {"gpu_ordinals": [*gpus.items()]} if gpus else {}
     options = config.options() | {"coordinator": membership.coordinator_ip()}
-    fabric = _ext.Fabric(
-        membership.process_id, membership.num_processes, list(ranks), options, **more
-    )
+    try:
+        limits.require_files(membership.num_processes, config.tcp_sockets)
+        fabric = _ext.Fabric(
+            membership.process_id, membership.num_processes, list(ranks), options, **more
+        )
+    except Exception as error:
+        membership.decline(str(error), config.connect_timeout)
+        raise
     without_windows = _windowed.problem_here(config, with_gpus=bool(gpus))
     try:
         own = Member(

@@ -93,6 +93,12 @@ class Membership:
         self.members = roster.members
         return roster
 
+    def decline(self, problem: str, timeout: float) -> None:
+        """Tells the other processes, instead of `exchange`, why this one cannot take part."""
+        own = rendezvous.Member(identity.ProcessIdentity.own(), b"", {}, problem=problem)
+        with contextlib.suppress(rendezvous.RendezvousError):
+            self.exchange(own, timeout)
+
     def coordinator_ip(self) -> str:
         """The coordinator as "10.0.0.1:1234" or "[fd00::1]:1234"; empty if it has no address."""
         host, _, port = (self.coordinator or "").rpartition(":")

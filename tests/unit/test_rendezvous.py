@@ -1,5 +1,6 @@
 """The exchange of addresses, on a store in memory."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -110,6 +111,21 @@ def test_all_learn_who_is_missing():
     for error in errors[:2]:
         assert "missing: process 2" in str(error)
         assert "connect_timeout" in str(error)
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_all_learn_who_cannot_take_part(process):
+    store = FakeStore()
+    members = some_members(3)
+    members[process] = dataclasses.replace(members[process], problem="no sockets left")
+    errors = exchange_all(store, members, timeout=20)
+    assert str(errors[process]) == "no sockets left"
+    host = members[0].identity.hostname
+    for other in {0, 1, 2} - {process}:
+        assert (
+            str(errors[other]) == f"process {process} on {host} cannot take part: no sockets left"
+        )
+    assert store.values == {}
 
 
 def test_process_zero_is_missing():
