@@ -243,6 +243,7 @@ def status() -> Status:
             gpu_problem=gpu_problem(),
             gpu_memory=_session.fabric.gpu_memory() if _session.gpus else "",
             windows_problem=windows_problem(),
+            reads_problem=_session.fabric.reads_problem(),
             peers=tuple(f"{m.identity.hostname}:{m.identity.pid}" for m in membership.members),
             failure=_session.fabric.failure(),
             counters=_session.fabric.counters(),

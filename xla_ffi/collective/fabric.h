@@ -64,6 +64,8 @@ class Fabric {
 
   // The failure that poisoned the communicators; OK while healthy.
   Status failure() const;
+  // Why processes of this host do not read each other's memory; empty if they do, or it has one.
+  const std::string& no_process_reads() const { return no_process_reads_; }
   // Processes that said goodbye: they leave, or start anew, of their own accord.
   std::vector<int> Left() const;
   std::map<std::string, uint64_t> Counters() const;
@@ -181,7 +183,6 @@ class Fabric {
   Fabric(int process, int process_count, std::vector<int64_t> local_ranks, Options options);
   Status Bind();
   Status BindControl();
-  Status ChooseNetwork();
   // Whether a process is on this host, as far as memory, sockets and process numbers go.
   bool SharesMemory(int process) const {
     return peers_[static_cast<size_t>(process)].host_id == host_id_;
@@ -189,6 +190,7 @@ class Fabric {
   Status Greet(int process, const Mesh::Greeting& greeting, std::vector<UniqueFd> fds);
   Status AgreeOnMachine(size_t ranks, Deadline deadline);
   // network.cc
+  Status ChooseNetwork();
   Status BindMessages(const Mesh::Job& job);
   Status MirrorRemotes();
   void AbortLinks();
@@ -256,6 +258,7 @@ class Fabric {
   std::unique_ptr<Mesh> mesh_;
   std::optional<Mesh::Network> network_;  // how other hosts reach this process
   std::string network_reason_;            // why so, or why not at all
+  UniqueFd data_port_;                    // of a range: kept until messages_ takes it
   std::span<std::byte> window_;
   std::vector<Peer> peers_;            // by process; the own entry describes this process
   std::map<int64_t, int> process_of_;  // by rank
@@ -263,6 +266,7 @@ class Fabric {
   std::unique_ptr<StagingPool> staging_;
   uint32_t cell_count_ = 0;
   bool process_reads_ = false;
+  std::string no_process_reads_;  // why not; empty where there is nobody to read
   Directory directory_;
   std::unique_ptr<MessageEndpoint> messages_;  // where processes are on several hosts
   uint32_t window_region_ = 0;
