@@ -24,6 +24,8 @@ _LINGER_SECONDS = 3.0
 # How long a process that fails because another one has left lets that one end first: the launcher
 # takes the first to end for the cause.
 _LEAVER_SECONDS = 2.0
+# How long processes that leave wait for the others, as JAX's shutdown does.
+_LEAVING_SECONDS = 300
 # How far apart processes that leave together may end.
 _TOGETHER_SECONDS = 1.0
 
@@ -38,17 +40,28 @@ class _Departure:
 
     def __init__(self) -> None:
         self._begin = threading.Event()
+        self._others: list[identity.ProcessIdentity] = []
         self._finished = threading.Event()
         threading.Thread(target=self._run, name="jaxfabric-departure", daemon=True).start()
 
-    def begin(self) -> threading.Event:
+    def begin(self, others: list[identity.ProcessIdentity]) -> threading.Event:
+        self._others = others
         self._begin.set()
         return self._finished
 
     def _run(self) -> None:
         self._begin.wait()
+        state = _compat.distributed_state()
         with contextlib.suppress(Exception):  # Interests nobody any more.
-            _compat.distributed_state().shutdown()
+            # Recoverable processes do not wait for each other in JAX's shutdown, and the end of the
+            # one that hosts the service would abort the others.
+            if _compat.recoverability_enabled() and state.client is not None:
+                state.client.wait_at_barrier("jaxfabric/leaving", _LEAVING_SECONDS * 1000)
+                if state.service is not None:
+                    with identity.Watch(self._others) as watch:
+                        watch.wait_until_all_gone(_LINGER_SECONDS)
+        with contextlib.suppress(Exception):
+            state.shutdown()
         self._finished.set()
 
 
@@ -138,7 +151,7 @@ class Membership:
         """
         if self._departure is None or _compat.distributed_state().client is None:
             return
-        finished = self._departure.begin()
+        finished = self._departure.begin(self._others())
         with identity.Watch(self._others()) as watch:
             # All leave together: once one has ended, this process's turn is a matter of moments.
             while not finished.wait(_TOGETHER_SECONDS):
