@@ -269,11 +269,8 @@ def _start(
 
     _ext = core()
     global _membership
-    if _membership is not None and _membership.client is not None:
-        memberships.check_same(_membership, coordinator, num_processes, process_id)
-        # After a failure JAX no longer knows of the client; the membership does.
-        _membership.resume()
-    else:
+    _membership = memberships.kept(_membership, coordinator, num_processes, process_id)
+    if _membership is None:
         _membership = memberships.join(
             coordinator, num_processes, process_id, config, look_for_cluster=look_for_cluster
         )

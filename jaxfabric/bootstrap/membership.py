@@ -177,6 +177,35 @@ class Membership:
         return [m.identity for i, m in enumerate(self.members) if i != self.process_id]
 
 
+def kept(
+    found: Membership | None,
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+) -> Membership | None:
+    """The membership of before, if the process goes on in that job; None if it has to join one.
+
+    Who clears JAX's backends leaves the job for another one, such as a smaller one after a death.
+
+    Raises:
+        ValueError: the arguments describe another job, and JAX's backend is that of the first.
+    """
+    if found is None or found.client is None:
+        return None
+    given = (coordinator, num_processes, process_id)
+    another = None not in given and given != (
+        found.coordinator,
+        found.num_processes,
+        found.process_id,
+    )
+    if another and not _compat.backends_are_initialized():
+        return None
+    check_same(found, *given)
+    # After a failure JAX no longer knows of the client; the membership does.
+    found.resume()
+    return found
+
+
 def join(
     coordinator: str | None,
     num_processes: int | None,

@@ -139,3 +139,57 @@ def test_recoverable_processes_leave_together(tmp_path):
         result = job.finish(30)
         assert result.returncode == 0, result.explain()
         assert not result.leftovers
+
+
+FEWER = """
+    import sys
+    import jax, jaxfabric, worker
+    import jax.extend.backend
+
+    before, after, process = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    jax.config.update("jax_enable_recoverability", True)
+    jaxfabric.initialize(before, 3, process)
+
+    def psum():
+        return worker.spmd(lambda x: jaxfabric.lax.psum(x, "x"))
+
+    step, x = psum(), worker.blocks(100)
+    with worker.failure():
+        for i in range(1 << 20):
+            step(x).block_until_ready()
+            if i == 3:
+                worker.say("looping")
+    jaxfabric.shutdown()
+    del step, x
+    jax.clear_caches()
+    jax.extend.backend.clear_backends()
+    jaxfabric.initialize(after, 2, process)
+    assert jax.device_count() == 2
+    assert (worker.local(psum()(worker.blocks(100)))[0] == 3).all()
+    worker.say("went on")
+"""
+
+
+def test_survivors_go_on_without_the_one_that_died(tmp_path):
+    path = faults.script(tmp_path, FEWER)
+    with (
+        support.socket_on_free_port() as (first, before),
+        support.socket_on_free_port() as (
+            second,
+            after,
+        ),
+    ):
+        first.close()
+        second.close()
+    addresses = [f"127.0.0.1:{port}" for port in (before, after)]
+    jobs = [faults.launch_alone(path, *addresses, n) for n in range(3)]
+    for job in jobs:
+        job.wait_for('"looping"')
+    faults.kill(jobs[2].process.pid)
+    assert jobs[2].finish(30).returncode == -signal.SIGKILL
+    for job in jobs[:2]:
+        result = job.finish(60)
+        assert result.returncode == 0, result.explain()
+        assert not result.leftovers
+        assert "(process 2, pid" in faults.only(result.stdout, None, "raised")["text"]
+        faults.only(result.stdout, None, "went on")
