@@ -114,13 +114,12 @@ BAD_NETWORK = """
                 lax.ppermute(x, "x", [(r, (r + 1) % n) for r in range(n)]),
             ]
         run = worker.spmd(step)
-        for _ in range(2):
-            total, gathered, exchanged, passed = (worker.local(y)[0] for y in run(x))
-            everyone = np.arange(1, n + 1)
-            assert (total == everyone.sum()).all() and total.shape == (n, count)
-            assert (gathered == everyone.repeat(n)[:, None]).all()
-            assert (exchanged == everyone[:, None]).all()
-            assert (passed == (rank - 1) % n + 1).all()
+        total, gathered, exchanged, passed = (worker.local(y)[0] for y in run(x))
+        everyone = np.arange(1, n + 1)
+        assert (total == everyone.sum()).all() and total.shape == (n, count)
+        assert (gathered == everyone.repeat(n)[:, None]).all()
+        assert (exchanged == everyone[:, None]).all()
+        assert (passed == (rank - 1) % n + 1).all()
     worker.say("right", seconds=time.monotonic() - began)
 """
 
@@ -145,8 +144,8 @@ def test_lost_and_late_packets_cost_time_only(hosts, tmp_path):
         counts = wire.counts()
     faults.measured("1 % loss, 20 ms jitter", slowest=max(seconds))
     assert counts["dropped"] > counts["carried"] / 200 > 1
-    # Six launches, one after the other, of at least one way each.
-    assert min(seconds) > 0.06
+    # Three launches, one after the other, of at least one way each.
+    assert min(seconds) > 0.03
 
 
 def test_a_slow_network_costs_time_only(hosts, tmp_path):
@@ -158,8 +157,8 @@ def test_a_slow_network_costs_time_only(hosts, tmp_path):
         for host in hosts:
             host.shape(None)
     faults.measured("20 Mbit/s", slowest=max(seconds))
-    # A rank's own block of 1.2 MB is sent at least twice by each of two programs.
-    assert min(seconds) > 4 * 1.2e6 * 8 / 20e6 / 2
+    # Two of the collectives send all of a rank's block of 1.2 MB, less what fits into queues.
+    assert min(seconds) > 2 * 1.2e6 * 8 / 20e6 / 2
 
 
 # Programs of one name: the first call of the one is where that of the other is.
@@ -171,10 +170,9 @@ AHEAD = """
     one = worker.spmd(lambda x: lax.ppermute(x, "x", [(0, 1)]))
     other = worker.spmd(lambda x: lax.psum(x, "x"))
     x, y = worker.blocks(1 << 18), worker.blocks(3)
-    for _ in range(3):
-        passed, total = one(x), other(y)
-        assert (worker.local(total)[0] == 3).all()
-        assert (worker.local(passed)[0] == jax.process_index()).all()
+    passed, total = one(x), other(y)
+    assert (worker.local(total)[0] == 3).all()
+    assert (worker.local(passed)[0] == jax.process_index()).all()
     assert jaxfabric.status().failure is None
     worker.say("right")
 """
