@@ -40,6 +40,9 @@ class FakeFabric:
     def gpu_problem(self):
         return ""
 
+    def reads_problem(self):
+        return ""
+
     def gpu_memory(self):
         return "memory of a fake"
 

@@ -86,6 +86,7 @@ Status Fabric::Connect(const std::vector<std::string>& addresses, const Mesh::Jo
     JF_RETURN_IF_ERROR(BindMessages(job));
     JF_RETURN_IF_ERROR(MirrorRemotes());
   }
+  data_port_.Reset();
   Peer& self = peers_[static_cast<size_t>(process_)];
   self.window = window_;
   self.header = reinterpret_cast<WindowHeader*>(window_.data());
@@ -169,8 +170,11 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
                   StrCat("the window of process ", process, " is not ours"));
   }
   uint64_t magic = 0;
-  process_reads_ &= ReadProcessMemory(peer.pid, window_address, &magic, sizeof(magic)).ok() &&
-                    magic == kWindowMagic;
+  const Status read = ReadProcessMemory(peer.pid, window_address, &magic, sizeof(magic));
+  if (!read.ok() || magic != kWindowMagic) {
+    process_reads_ = false;
+    no_process_reads_ = StrCat("process_vm_readv does not work: ", read.message());
+  }
   return OkStatus();
 }
 
@@ -195,14 +199,21 @@ Status Fabric::AgreeOnMachine(size_t ranks, Deadline deadline) {
                     StrCat("process ", process, " sent a malformed answer"));
     }
     if (peers_[process].remote) continue;  // another machine
-    process_reads_ &= reads;
+    if (process_reads_ && !reads) {
+      process_reads_ = false;
+      no_process_reads_ = StrCat("process_vm_readv does not work on process ", process);
+    }
     cores.insert(peer_cores.begin(), peer_cores.end());
     quota = std::min(quota, peer_quota);
   }
-  waiting_.shared_cores = ranks > std::min(cores.size(), static_cast<size_t>(quota));
+  const size_t usable = std::min(cores.size(), static_cast<size_t>(quota));
+  waiting_.shared_cores = ranks > usable;
   // With a core for every rank only. On a shared one a reader that is not running yet makes the
   // owner of the buffer wait twice.
-  process_reads_ &= !waiting_.shared_cores;
+  if (process_reads_ && waiting_.shared_cores) {
+    process_reads_ = false;
+    no_process_reads_ = StrCat(ranks, " ranks share ", usable, " core(s)");
+  }
   return OkStatus();
 }
 

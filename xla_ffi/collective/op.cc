@@ -36,7 +36,7 @@ void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint
   stream_ = produced_ = consumed_ = results_ = results_consumed_ = landed_ = 0;
   told_ = {};
   tickets_.clear();
-  started = reported = {};
+  started = reported = looked = {};
   warned = false;
 }
 

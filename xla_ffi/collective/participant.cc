@@ -366,6 +366,17 @@ bool Participant::DoneLogHas(int peer, uint64_t tag) const {
   return false;
 }
 
+bool Participant::HasEntered(uint64_t tag) const {
+  // The first one, which does not know its number yet.
+  if (!ready() || tag == 0) return true;
+  const auto has = [tag](const std::atomic<uint64_t>& word) {
+    return word.load(std::memory_order_relaxed) == tag;  // orders nothing: a look at a number
+  };
+  return std::any_of(std::begin(mine_->done), std::end(mine_->done), has) ||
+         std::any_of(std::begin(mine_->slots), std::end(mine_->slots),
+                     [&](const Slot& slot) { return has(slot.publish.tag); });
+}
+
 void Participant::LogDone(uint64_t tag) {
   const uint32_t index = done_count_.fetch_add(1, std::memory_order_relaxed) % kDoneLog;
   // Release: this rank's loads from its peers' slots come before they may be overwritten.

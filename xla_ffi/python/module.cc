@@ -204,6 +204,7 @@ class PyFabric {
   std::string GpuMemory() const {
     return fabric_->gpus() == nullptr ? std::string() : fabric_->gpus()->Memory();
   }
+  std::string ReadsProblem() const { return fabric_->no_process_reads(); }
   std::vector<int> Left() const { return fabric_->Left(); }
   std::map<std::string, uint64_t> Counters() const { return fabric_->Counters(); }
   void EnableTrace(size_t capacity) { fabric_->EnableTrace(capacity); }
@@ -344,6 +345,8 @@ NB_MODULE(_ext, module) {
            "'' or why the collectives of GPUs are not run here, once connected.")
       .def("gpu_memory", &PyFabric::GpuMemory,
            "Through which memory GPUs reach each other, once connected; '' without GPUs.")
+      .def("reads_problem", &PyFabric::ReadsProblem,
+           "'' or why processes of this host do not read each other's memory, once connected.")
       .def("left", &PyFabric::Left, "Processes that have disconnected of their own accord.")
       .def("counters", &PyFabric::Counters)
       .def("enable_trace", &PyFabric::EnableTrace, nb::arg("capacity"),
