@@ -231,7 +231,7 @@ class Fabric {
   void OnStuck(WireReader& message);
   void AddToDirectory(const Directory::Announcement& announcement);
   void FreeRetiredCells(uint64_t key);
-  // The first failure poisons every communicator; the peers are told unless they told us.
+  // The first failure poisons every communicator, and all peers are told of it.
   void Poison(const Status& status);
   std::optional<Stuck> Disagreement(const Participant& participant, int64_t late) const;
   Status MismatchError(const Participant& participant, const Stuck& other) const;

@@ -53,7 +53,7 @@ TEST(NewsTest, WhoLeavesAfterAFailureHasSaidWhich) {
                     // Announced to all: more than a socket takes.
                     std::vector<std::unique_ptr<LocalRanks::Execution>> executions;
                     for (int call = 0; call < 500; ++call) {
-                      ranks.Add({.count = 1, .size = 3});
+                      ranks.Add(EveryKind(3, 1)[0]);
                       executions.push_back(ranks.EnterPartly(static_cast<size_t>(call), 0, 0));
                     }
                     fabric.ReportFailure(Status(Code::kUnavailable, "rank 77 died"));
