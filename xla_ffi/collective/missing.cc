@@ -38,6 +38,7 @@ bool Op::NeedsAsSource(int peer) const {
   if (!std::binary_search(plan.sources.begin(), plan.sources.end(), peer)) return false;
   const auto index = static_cast<size_t>(peer);
   const Slot* slot = found_[index] ? found_[index] : Look(peer);
+  if (plan.algorithm == Algorithm::kPattern) return PatternNeeds(peer);
   if (plan.algorithm == Algorithm::kPull) return plan.reduces ? !slot : !pulled_[index];
   if (!slot) return !sources_found_;
   if (plan.algorithm == Algorithm::kHosts) return HostsNeed(peer);
@@ -55,7 +56,9 @@ bool Op::NeedsAsSource(int peer) const {
 bool Op::NeedsAsReader(int peer) const {
   const Plan& plan = participant_.plan();
   // Direct buffers: see Linger().
-  if (plan.algorithm == Algorithm::kPull || plan.algorithm == Algorithm::kHosts) return false;
+  if (plan.algorithm == Algorithm::kPull) return false;
+  // What these need of a peer they say above.
+  if (plan.algorithm == Algorithm::kHosts || plan.algorithm == Algorithm::kPattern) return false;
   if (!std::binary_search(plan.readers.begin(), plan.readers.end(), peer)) return false;
   const Slot* slot = found_[static_cast<size_t>(peer)];
   if (!slot) slot = Look(peer);
