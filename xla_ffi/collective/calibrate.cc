@@ -15,9 +15,8 @@ constexpr uint64_t kBulks = 4;
 constexpr uint64_t kEnd = ~uint64_t{0};
 constexpr size_t kBulkBytes = 256 * 1024;
 constexpr size_t kLeastBulk = 16 * 1024;
-// The first message opens the connection; with that done all the others have so long.
+// The first message opens the connection.
 constexpr double kOpeningSeconds = 1;
-constexpr double kMeasuringSeconds = 0.05;
 constexpr double kPicoseconds = 1e-12;
 
 double Median(std::vector<double> values) {
@@ -42,11 +41,13 @@ std::span<std::byte> Fabric::StagingOf(int process) const {
 // does not come.
 bool Fabric::AwaitWord(int process, uint64_t value, Deadline deadline) {
   const auto& word = *reinterpret_cast<const std::atomic<uint64_t>*>(StagingOf(process).data());
-  while (word.load(std::memory_order_acquire) < value) {
-    if (deadline.expired()) return false;
+  // Acquire: what came before the word.
+  while (!deadline.expired()) {
+    const uint64_t seen = word.load(std::memory_order_acquire);
+    if (seen >= value) return seen == value;
     messages_->Progress(std::chrono::milliseconds(1));
   }
-  return word.load(std::memory_order_acquire) == value;
+  return false;
 }
 
 std::optional<PathCost> Fabric::MeasurePath(int partner) {
@@ -71,7 +72,7 @@ std::optional<PathCost> Fabric::MeasurePath(int partner) {
     const auto posted = Clock::now();
     answered = AwaitWord(partner, round + 1, deadline);
     const std::chrono::duration<double> whole = Clock::now() - begin, posting = posted - begin;
-    if (round == 0) deadline = Deadline::AfterSeconds(kMeasuringSeconds);
+    if (round == 0) deadline = Deadline::AfterSeconds(options_.measuring_seconds);
     if (round == 0 || !answered) continue;
     (is_bulk ? bulks : pings).push_back(whole.count());
     if (!is_bulk) posts.push_back(posting.count());
@@ -98,7 +99,7 @@ void Fabric::AnswerPath(int measuring) {
   for (uint64_t round = 1; AwaitWord(measuring, round, deadline); ++round) {
     (void)link->channel->PostWord(round, link->mirror_region, word_at);
     (void)link->channel->Push();
-    if (round == 1) deadline = Deadline::AfterSeconds(2 * kMeasuringSeconds);
+    if (round == 1) deadline = Deadline::AfterSeconds(2 * options_.measuring_seconds);
   }
 }
 

@@ -39,6 +39,34 @@ TEST(CalibrationTest, AllProcessesHaveTheFiguresThatTwoHaveMeasured) {
             "");
 }
 
+// The one that measures, or the one that answers, has no time for it.
+TEST(CalibrationTest, WithoutAMeasurementAllHaveTheDefaults) {
+  for (const int hasty : {0, 1}) {
+    const auto options = [hasty](int process) {
+      Options own = TestOptions();
+      own.network_cost = kMeasured;
+      if (process == hasty) own.measuring_seconds = 0;
+      return own;
+    };
+    EXPECT_EQ(
+        InForkedProcesses({3, 1, 3}, options,
+                          [](LocalRanks& ranks) -> std::string {
+                            Fabric& fabric = ranks.fabric();
+                            const PathCost& cost = fabric.patterns().model.between;
+                            const PathCost defaults = CostModel().between;
+                            const bool measured = fabric.Counters()["network_cost_measured"] != 0;
+                            if (measured || cost.alpha != defaults.alpha ||
+                                cost.overhead != defaults.overhead || cost.beta != defaults.beta) {
+                              return "not the defaults";
+                            }
+                            const size_t call = ranks.Add(EveryKind(3, 1000)[0]);
+                            return Text(ranks.Run(call, 0, 0));
+                          }),
+        "")
+        << hasty;
+  }
+}
+
 TEST(CalibrationTest, FiguresByHandAreTaken) {
   Options options = TestOptions();
   options.network_cost = "12.5,4";
