@@ -24,6 +24,8 @@ class Status:
         gpu_memory: through which memory GPUs reach each other, and why not through a better one;
             empty where the fabric has none.
         windows_problem: why those on the fabric copy their arrays; empty if large ones need not.
+        reads_problem: why processes of this host pass large arrays on through shared memory instead
+            of reading each other's (process_vm_readv); empty if they read, or there is one only.
         peers: host and pid of every process, in process order.
         failure: text of the first failure, or None while all is well.
         counters: what the core has counted since the start.
@@ -40,6 +42,7 @@ class Status:
     gpu_problem: str = ""
     gpu_memory: str = ""
     windows_problem: str = ""
+    reads_problem: str = ""
     peers: tuple[str, ...] = ()
     failure: str | None = None
     counters: dict[str, int] = dataclasses.field(default_factory=dict)

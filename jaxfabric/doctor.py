@@ -107,6 +107,13 @@ def _core() -> list[Finding]:
     value = f"left to XLA: {gpus}" if gpus else "run on the fabric (jaxfabric gpu-table)"
     if not gpus and (pair := ext.cuda_unreachable()):
         value += f"; staged in pinned host memory: {pair}"
+    if not gpus:
+        alone = ext.cuda_one_host()
+        value += (
+            f"; with other hosts left to XLA: {alone}"
+            if alone
+            else ("; with other hosts too, if they are of one NVLink domain")
+        )
     findings.append(Finding("core", "collectives on GPUs", value))
     windows = _windowed.problem()
     value = f"none: {windows}" if windows else "of XLA's own arrays (gpu_windows)"

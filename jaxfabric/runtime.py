@@ -247,6 +247,7 @@ def status() -> Status:
             gpu_problem=gpu_problem(),
             gpu_memory=_session.fabric.gpu_memory() if _session.gpus else "",
             windows_problem=windows_problem(),
+            reads_problem=_session.fabric.reads_problem(),
             peers=tuple(f"{m.identity.hostname}:{m.identity.pid}" for m in membership.members),
             failure=_session.fabric.failure(),
             counters=_session.fabric.counters(),
@@ -265,17 +266,15 @@ def _start(
     import jax
 
     importlib.import_module("jaxfabric._portable")  # Before the first program is traced.
+    from jaxfabric.bootstrap import limits
     from jaxfabric.bootstrap import membership as memberships
     from jaxfabric.bootstrap.identity import ProcessIdentity
     from jaxfabric.bootstrap.rendezvous import Member
 
     _ext = core()
     global _membership
-    if _membership is not None and _membership.client is not None:
-        memberships.check_same(_membership, coordinator, num_processes, process_id)
-        # After a failure JAX no longer knows of the client; the membership does.
-        _membership.resume()
-    else:
+    _membership = memberships.kept(_membership, coordinator, num_processes, process_id)
+    if _membership is None:
         _membership = memberships.join(
             coordinator, num_processes, process_id, config, look_for_cluster=look_for_cluster
         )
@@ -295,9 +294,14 @@ def _start(
     # A core without CUDA takes no GPUs.
     more = {"gpu_ordinals": [*gpus.items()]} if gpus else {}
     options = config.options() | {"coordinator": membership.coordinator_ip()}
-    fabric = _ext.Fabric(
-        membership.process_id, membership.num_processes, list(ranks), options, **more
-    )
+    try:
+        limits.require_files(membership.num_processes, config.tcp_sockets)
+        fabric = _ext.Fabric(
+            membership.process_id, membership.num_processes, list(ranks), options, **more
+        )
+    except Exception as error:
+        membership.decline(str(error), config.connect_timeout)
+        raise
     without_windows = _windowed.problem_here(config, with_gpus=bool(gpus))
     try:
         own = Member(
@@ -322,14 +326,11 @@ def _start(
 def _must_agree(config: Config, ext: Any) -> dict[str, str]:  # noqa: ANN401
     from jaxfabric import __version__
 
+    agreed = ("segment_bytes", "gpu_limits", "gpu_windows", "pattern", "network_cost")
     return {
         "the version of jaxfabric": __version__,
         "the compiled FFI version": ".".join(map(str, ext.ffi_version())),
-        "segment_bytes": str(config.segment_bytes),
-        "gpu_limits": config.gpu_limits,
-        "gpu_windows": config.gpu_windows,
-        "pattern": config.pattern,
-        "network_cost": config.network_cost,
+        **{name: str(getattr(config, name)) for name in agreed},
     }
 
 

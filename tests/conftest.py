@@ -2,8 +2,7 @@
 
 Those in tests/gpu need a GPU and a JAX on it: `--gpu`, which tests/gpu/run.sh gives them.
 
-Those that start jobs and wait for their deaths and deadlines are one group, for one worker: beside
-each other they would measure each other.
+Those that start jobs go file by file: a worker's jobs follow each other, and share what they find.
 """
 
 import pathlib
@@ -23,7 +22,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         folder = item.path.relative_to(here).parts[0]
         if folder in _JOBS:
-            item.add_marker(pytest.mark.xdist_group("jobs"))
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if folder == "gpu" and not config.getoption("--gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU: tests/gpu/run.sh"))
 

@@ -40,6 +40,9 @@ class FakeFabric:
     def gpu_problem(self):
         return ""
 
+    def reads_problem(self):
+        return ""
+
     def gpu_memory(self):
         return "memory of a fake"
 
@@ -66,6 +69,7 @@ def module(ffi=(0, 3)) -> types.ModuleType:
     fake.ffi_version = lambda: ffi
     fake.cuda_status = lambda: "a fake has no kernels"
     fake.cuda_unreachable = lambda: ""
+    fake.cuda_one_host = lambda: "GPU 0 offers no fabric handles"
     fake.cuda_build = lambda: {"images": {}, "architectures": "", "compiler": "", "reason": "fake"}
     fake.network = lambda net_interface: f"{net_interface or 'eth0'}, 10.0.0.1: fake"
     fake.begin_compilation = lambda: 0

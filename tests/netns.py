@@ -74,7 +74,7 @@ class Host:
             for network, index in networks.items()
         }
         self.ipv4, self.ipv6 = next(iter(self.addresses.values()))
-        self._lab = lab
+        self.lab = lab
         self._number = number
         self._networks = networks
         self.holder = _Holder("host", str(lab.switch.pid), name, shm)
@@ -112,8 +112,24 @@ class Host:
 
     def link(self, *, up: bool, network: str | None = None) -> None:
         """Pulls the cable of a network (the first), or plugs it in: nobody is told."""
-        port = self._port(network or next(iter(self._networks)))
-        _batch(self._lab.switch.pid, f"link set {port} {'up' if up else 'down'}")
+        port = self._port(network or self.first_network)
+        _batch(self.lab.switch.pid, f"link set {port} {'up' if up else 'down'}")
+
+    @property
+    def first_network(self) -> str:
+        """The name of its first network, and of its interface to that."""
+        return next(iter(self._networks))
+
+    def unplug(self) -> str:
+        """Takes its first network's cable out of the switch, and returns the name of its end."""
+        port = self._port(self.first_network)
+        _batch(self.lab.switch.pid, f"link set {port} nomaster")
+        return port
+
+    def plug_in(self) -> None:
+        """Ends `unplug`."""
+        bridge = f"br{self._networks[self.first_network]}"
+        _batch(self.lab.switch.pid, f"link set {self._port(self.first_network)} master {bridge}")
 
     def shape(
         self, mbit: float | None, *, queue_ms: float = 50, network: str | None = None
@@ -125,8 +141,8 @@ class Host:
             queue_ms: a packet that would wait longer for its turn is dropped.
             network: which.
         """
-        network = network or next(iter(self._networks))
-        for pid, device in ((self.pid, network), (self._lab.switch.pid, self._port(network))):
+        network = network or self.first_network
+        for pid, device in ((self.pid, network), (self.lab.switch.pid, self._port(network))):
             if mbit is None:
                 arguments = ["del", "dev", device, "root"]
             else:
@@ -201,6 +217,15 @@ class Lab:
             with open(f"/proc/{each.pid}/root/etc/hosts", "w") as file:
                 file.write("\n".join(names) + "\n")
         return host
+
+    def switch_program(self, *argv: str) -> subprocess.Popen[str]:
+        """Starts a program, with pipes for its input and output, in the network of the switches."""
+        return subprocess.Popen(
+            [*_LAUNCHED, "net", str(self.switch.pid), *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def close(self) -> None:
         """Ends all hosts and networks. Idempotent."""

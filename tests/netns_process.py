@@ -43,8 +43,13 @@ def _join(pid, flags):
         sys.exit(f"process {pid}, which held the namespaces, has ended")
     if os.readlink(f"/proc/{pid}/ns/user") != os.readlink("/proc/self/ns/user"):
         flags |= NEWUSER
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY)
     if flags:
         _call("setns", os.pidfd_open(pid), flags)
+    if flags & NEWNS:  # In a changed root, that of the namespace is another one.
+        os.fchdir(root)
+        os.chroot(".")
+    os.close(root)
 
 
 def _switch():

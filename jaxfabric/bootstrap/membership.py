@@ -24,6 +24,8 @@ _LINGER_SECONDS = 3.0
 # How long a process that fails because another one has left lets that one end first: the launcher
 # takes the first to end for the cause.
 _LEAVER_SECONDS = 2.0
+# How long processes that leave wait for the others, as JAX's shutdown does.
+_LEAVING_SECONDS = 300
 # How far apart processes that leave together may end.
 _TOGETHER_SECONDS = 1.0
 
@@ -38,17 +40,28 @@ class _Departure:
 
     def __init__(self) -> None:
         self._begin = threading.Event()
+        self._others: list[identity.ProcessIdentity] = []
         self._finished = threading.Event()
         threading.Thread(target=self._run, name="jaxfabric-departure", daemon=True).start()
 
-    def begin(self) -> threading.Event:
+    def begin(self, others: list[identity.ProcessIdentity]) -> threading.Event:
+        self._others = others
         self._begin.set()
         return self._finished
 
     def _run(self) -> None:
         self._begin.wait()
+        state = _compat.distributed_state()
         with contextlib.suppress(Exception):  # Interests nobody any more.
-            _compat.distributed_state().shutdown()
+            # Recoverable processes do not wait for each other in JAX's shutdown, and the end of the
+            # one that hosts the service would abort the others.
+            if _compat.recoverability_enabled() and state.client is not None:
+                state.client.wait_at_barrier("jaxfabric/leaving", _LEAVING_SECONDS * 1000)
+                if state.service is not None:
+                    with identity.Watch(self._others) as watch:
+                        watch.wait_until_all_gone(_LINGER_SECONDS)
+        with contextlib.suppress(Exception):
+            state.shutdown()
         self._finished.set()
 
 
@@ -93,6 +106,12 @@ class Membership:
         self.members = roster.members
         return roster
 
+    def decline(self, problem: str, timeout: float) -> None:
+        """Tells the other processes, instead of `exchange`, why this one cannot take part."""
+        own = rendezvous.Member(identity.ProcessIdentity.own(), b"", {}, problem=problem)
+        with contextlib.suppress(rendezvous.RendezvousError):
+            self.exchange(own, timeout)
+
     def coordinator_ip(self) -> str:
         """The coordinator as "10.0.0.1:1234" or "[fd00::1]:1234"; empty if it has no address."""
         host, _, port = (self.coordinator or "").rpartition(":")
@@ -132,7 +151,7 @@ class Membership:
         """
         if self._departure is None or _compat.distributed_state().client is None:
             return
-        finished = self._departure.begin()
+        finished = self._departure.begin(self._others())
         with identity.Watch(self._others()) as watch:
             # All leave together: once one has ended, this process's turn is a matter of moments.
             while not finished.wait(_TOGETHER_SECONDS):
@@ -156,6 +175,35 @@ class Membership:
 
     def _others(self) -> list[identity.ProcessIdentity]:
         return [m.identity for i, m in enumerate(self.members) if i != self.process_id]
+
+
+def kept(
+    found: Membership | None,
+    coordinator: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+) -> Membership | None:
+    """The membership of before, if the process goes on in that job; None if it has to join one.
+
+    Who clears JAX's backends leaves the job for another one, such as a smaller one after a death.
+
+    Raises:
+        ValueError: the arguments describe another job, and JAX's backend is that of the first.
+    """
+    if found is None or found.client is None:
+        return None
+    given = (coordinator, num_processes, process_id)
+    another = None not in given and given != (
+        found.coordinator,
+        found.num_processes,
+        found.process_id,
+    )
+    if another and not _compat.backends_are_initialized():
+        return None
+    check_same(found, *given)
+    # After a failure JAX no longer knows of the client; the membership does.
+    found.resume()
+    return found
 
 
 def join(

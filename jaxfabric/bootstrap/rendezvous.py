@@ -32,6 +32,7 @@ class Member:
     address: bytes
     agreed: dict[str, str]  # Must be equal on all processes, such as the version.
     without_windows: str = ""  # Why it cannot have the arrays of its GPUs in windows.
+    problem: str = ""  # Why it cannot take part at all.
 
     def _encode(self, uid: str) -> str:
         return json.dumps(
@@ -41,6 +42,7 @@ class Member:
                 "address": self.address.hex(),
                 "agreed": self.agreed,
                 "without_windows": self.without_windows,
+                "problem": self.problem,
             }
         )
 
@@ -52,7 +54,7 @@ class Roster:
     Attributes:
         members: all processes, in process order.
         secret: known to them and to nobody else who cannot read the store; made for this round.
-        incarnation: a number of this round, larger than those of earlier ones.
+        incarnation: a number that this round has and no other one.
     """
 
     members: list[Member]
@@ -77,12 +79,15 @@ def exchange(
         timeout: seconds to wait for the others.
 
     Raises:
-        RendezvousError: a process did not come in time, or differs in what must be agreed.
+        RendezvousError: a process did not come in time, cannot take part, or differs in what must
+            be agreed.
     """
     uid = secrets.token_hex(8)
     client.key_value_set(_HELLO.format(process_id), own._encode(uid), allow_overwrite=True)
     if process_id == 0:
         _answer_all(client, num_processes, timeout)
+    if own.problem:  # The others learn it from process 0, when they come.
+        raise RendezvousError(own.problem)
     key = _ROSTER.format(uid)
     try:
         # Process 0 gives up after `timeout` of its own and then says who is missing: wait for that.
@@ -122,7 +127,7 @@ def _answer_all(client: Any, num_processes: int, timeout: float) -> None:  # noq
     answer: dict[str, Any] = {
         "members": [hellos[process] for process in sorted(hellos)],
         "secret": secrets.token_hex(_SECRET_BYTES),
-        "incarnation": time.time_ns(),
+        "incarnation": secrets.randbits(64),  # Not the time, which may be set back.
     }
     if missing:
         names = ", ".join(map(str, missing))
@@ -131,11 +136,22 @@ def _answer_all(client: Any, num_processes: int, timeout: float) -> None:  # noq
             f"jaxfabric.initialize() within {timeout:g} s; missing: process {names} "
             "(connect_timeout sets the wait)"
         }
+    elif problem := _problem(hellos):
+        answer = {"error": problem}
     elif difference := _difference(hellos):
         answer = {"error": difference}
     text = json.dumps(answer)
     for hello in hellos.values():
-        client.key_value_set(_ROSTER.format(hello["uid"]), text)
+        if not hello["problem"]:  # Else it does not listen.
+            client.key_value_set(_ROSTER.format(hello["uid"]), text)
+
+
+def _problem(hellos: dict[int, dict[str, Any]]) -> str | None:
+    for process, hello in hellos.items():
+        if hello["problem"]:
+            host = hello["identity"]["hostname"]
+            return f"process {process} on {host} cannot take part: {hello['problem']}"
+    return None
 
 
 def _difference(hellos: dict[int, dict[str, Any]]) -> str | None:
@@ -157,6 +173,7 @@ def _decode(hello: dict[str, Any]) -> Member:
         address=bytes.fromhex(hello["address"]),
         agreed=hello["agreed"],
         without_windows=hello["without_windows"],
+        problem=hello["problem"],
     )
 
 

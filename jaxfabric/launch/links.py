@@ -70,10 +70,16 @@ class Nodes:
 
 
 class Connection:
-    """One launcher's end of a connection to another one."""
+    """One launcher's end of a connection to another one.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        sock: connected.
+        known: the other side is the one that was called; else it has to say first who it is.
+    """
+
+    def __init__(self, sock: socket.socket, *, known: bool = False) -> None:
         self.socket = sock
+        self._known = known
         self.peer: dict[str, Any] | None = None  # What it said of itself, once it has.
         self._received = b""
         sock.setblocking(False)
@@ -100,7 +106,7 @@ class Connection:
         except OSError as error:
             return [], error.strerror or str(error)
         *lines, self._received = (self._received + data).split(b"\n")
-        limit = _MOST_BYTES if self.peer else _FIRST_BYTES
+        limit = _MOST_BYTES if self._known or self.peer else _FIRST_BYTES
         strange = max(map(len, (*lines, self._received))) > limit
         try:
             messages = [] if strange else [json.loads(line) for line in lines]
@@ -148,7 +154,8 @@ def listen(nodes: Nodes) -> tuple[socket.socket, str]:
 def try_to_connect(nodes: Nodes) -> tuple[Connection | None, str]:
     """One attempt of another node to reach node 0; without a connection, why there is none."""
     try:
-        return Connection(socket.create_connection(nodes.address(), timeout=1.0)), ""
+        sock = socket.create_connection(nodes.address(), timeout=1.0)
+        return Connection(sock, known=True), ""
     except OSError as error:
         return None, error.strerror or str(error)
 

@@ -1,6 +1,7 @@
 """Jobs on two hosts, which are network namespaces, when a process or the network between fails."""
 
 import os
+import re
 import threading
 
 import faults
@@ -54,7 +55,9 @@ def test_a_killed_process_is_named_on_the_other_host(hosts, tmp_path):
         job.finish(40)
     assert said["type"] == "JaxRuntimeError"
     assert said["text"].startswith(f"UNAVAILABLE: rank {dying['rank']} (process 1, pid")
-    assert "on hostb) died, while rank 0 (process 0) was in psum" in said["text"]
+    # Its kernel resets a connection that it had not read to the end.
+    how = r"on hostb\) died(, or the connection to it was reset)?, while rank 0 \(process 0\) was"
+    assert re.search(how + " in psum", said["text"]), said["text"]
     assert faults.line(path, "psum") in said["text"]
 
 

@@ -76,6 +76,15 @@ def test_processes_are_numbered_host_by_host(hosts, program):
     ]
 
 
+def test_last_lines_may_be_long(hosts, tmp_path):
+    script = support.write_script(tmp_path, "for _ in range(20): print('x' * 1000)")
+    results, text = finish(start(hosts, script, options=("--json",)))
+    for result in results:
+        assert result.returncode == 0, text
+        processes = json.loads(result.stdout.splitlines()[-1])["processes"]
+        assert all(len(process["last_lines"]) == 20 for process in processes), text
+
+
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_failure_on_one_host_ends_the_job_on_both(hosts, program, victim):
     what = ["waiting=2", *(f"{number}.0=wait" for number in range(3) if number != victim)]

@@ -92,6 +92,26 @@ def test_gpus_that_cannot_be_used_are_left_to_xla(core, caplog, reason):
     assert runtime.platforms() == ("cpu",)
 
 
+def test_gpus_that_the_processes_give_up_are_left_to_xla(core, caplog, monkeypatch):
+    usable(core)
+    reason = "the job is on several hosts, and their GPUs do not share memory: process 1, ..."
+    monkeypatch.setattr(fake_core.FakeFabric, "gpu_problem", lambda self: reason)
+    jaxfabric.initialize()
+    status = jaxfabric.status()
+    assert (status.gpus, status.gpu_problem, status.gpu_memory) == ((), reason, "")
+    assert f"collectives on GPUs are left to XLA: {reason}" in caplog.text
+    assert runtime.platforms() == ("cpu",)
+    mesh = jax.sharding.AbstractMesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.P("i")
+    f = jax.jit(
+        jax.shard_map(
+            lambda x: jaxfabric.lax.psum(x, "i"), mesh=mesh, in_specs=spec, out_specs=jax.P()
+        )
+    )
+    f.trace(jax.ShapeDtypeStruct((4,), "float32")).lower(lowering_platforms=("cuda",))
+    assert reason in str(jaxfabric.report())
+
+
 def test_without_cpu_devices(core, monkeypatch):
     """JAX_PLATFORMS=cuda."""
     usable(core)
@@ -127,10 +147,14 @@ def test_the_doctor_says_why(core):
     assert found.problem is None
     usable(core)
     (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
-    assert found.value == "run on the fabric (jaxfabric gpu-table)"
+    run = "run on the fabric (jaxfabric gpu-table)"
+    assert found.value == f"{run}; with other hosts left to XLA: GPU 0 offers no fabric handles"
+    core.cuda_one_host = lambda: ""
+    (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
+    assert found.value == f"{run}; with other hosts too, if they are of one NVLink domain"
     core.cuda_unreachable = lambda: "GPU 0 and GPU 1 cannot reach each other's memory"
     (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
-    assert found.value.endswith("; staged in pinned host memory: " + core.cuda_unreachable())
+    assert f"; staged in pinned host memory: {core.cuda_unreachable()}; " in found.value
 
 
 def test_compilations_for_gpus_name_their_devices(monkeypatch):

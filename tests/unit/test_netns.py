@@ -11,6 +11,7 @@ import textwrap
 import time
 
 import netns
+import netns_wire
 import pytest
 from relay import BACKWARD, FORWARD, Relay
 from support import ROOT
@@ -105,6 +106,59 @@ def test_a_network_is_shaped(hosts):
     server.communicate(timeout=20)
     assert seconds > 0.3  # 0.4 s at 40 Mbit/s, less what fits into queues.
     a.shape(None)
+
+
+def test_a_wire_loses_packets_and_is_late_with_others(hosts):
+    a, b = hosts
+    serves = """
+        import socket, time
+        server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        server.bind(("", 0))
+        print(server.getsockname()[1], flush=True)
+        while True:
+            data, peer = server.recvfrom(100)
+            server.sendto(data, peer)
+    """
+    asks = """
+        import socket, sys, time
+        own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        own.settimeout(0.3)
+        answers, shortest = 0, 9.0
+        for _ in range(int(sys.argv[3])):
+            start = time.monotonic()
+            own.sendto(b"x", (sys.argv[1], int(sys.argv[2])))
+            try:
+                own.recv(100)
+            except TimeoutError:
+                continue
+            answers += 1
+            shortest = min(shortest, time.monotonic() - start)
+        print(answers, shortest)
+    """
+    argv = b.command(sys.executable, "-c", textwrap.dedent(serves))
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
+        port = server.stdout.readline().strip()
+
+        def ask(count):
+            said = a.run(sys.executable, "-c", textwrap.dedent(asks), b.ipv4, port, str(count))
+            return [float(number) for number in said.stdout.split()]
+
+        with netns_wire.Wire(a, b) as wire:
+            assert ask(20)[0] == 20
+            assert wire.counts()["dropped"] == 0
+            wire.tell("delay 0.05 0.01")
+            assert ask(3)[1] > 0.1
+            wire.tell("delay 0 0")
+            wire.tell("loss 0.5")
+            assert ask(12)[0] < 12
+            assert 0 < wire.counts()["dropped"] < wire.counts()["carried"]
+            wire.tell("loss 0")
+            wire.tell("cut")
+            assert ask(2)[0] == 0
+            wire.tell("restore")
+            assert ask(2)[0] == 2
+        assert ask(2)[0] == 2  # By the switch again.
+        server.terminate()
 
 
 def test_a_program_ends_as_it_does_without_a_host(hosts):

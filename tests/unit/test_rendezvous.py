@@ -1,9 +1,11 @@
 """The exchange of addresses, on a store in memory."""
 
+import dataclasses
 import json
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import support
@@ -92,8 +94,15 @@ def test_all_learn_one_secret_that_is_new_in_every_round():
         assert rosters == [rosters[0]] * 3
         assert len(rosters[0].secret) == 32
     assert len({rosters[0].secret for rosters in rounds}) == 3
-    incarnations = [rosters[0].incarnation for rosters in rounds]
-    assert incarnations == sorted(set(incarnations))
+    assert len({rosters[0].incarnation for rosters in rounds}) == 3
+
+
+def test_clocks_that_are_set_back_change_nothing(monkeypatch):
+    store = FakeStore()
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    monkeypatch.setattr(time, "time_ns", lambda: 10**9)
+    rounds = [exchange_all(store, some_members(2)) for _ in range(2)]
+    assert rounds[0][0].incarnation != rounds[1][0].incarnation
 
 
 def test_all_learn_who_is_missing():
@@ -102,6 +111,21 @@ def test_all_learn_who_is_missing():
     for error in errors[:2]:
         assert "missing: process 2" in str(error)
         assert "connect_timeout" in str(error)
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_all_learn_who_cannot_take_part(process):
+    store = FakeStore()
+    members = some_members(3)
+    members[process] = dataclasses.replace(members[process], problem="no sockets left")
+    errors = exchange_all(store, members, timeout=20)
+    assert str(errors[process]) == "no sockets left"
+    host = members[0].identity.hostname
+    for other in {0, 1, 2} - {process}:
+        assert (
+            str(errors[other]) == f"process {process} on {host} cannot take part: no sockets left"
+        )
+    assert store.values == {}
 
 
 def test_process_zero_is_missing():

@@ -69,7 +69,8 @@ Status ErrnoStatus(std::string_view what, int error_number) {
     default:
       break;
   }
-  return Status(code, StrCat(what, ": ", std::generic_category().message(error_number)));
+  const auto remedy = error_number == EMFILE ? " (ulimit -n raises the limit)" : "";
+  return Status(code, StrCat(what, ": ", std::generic_category().message(error_number), remedy));
 }
 
 }  // namespace jaxfabric

@@ -86,6 +86,7 @@ Status Fabric::Connect(const std::vector<std::string>& addresses, const Mesh::Jo
     JF_RETURN_IF_ERROR(BindMessages(job));
     JF_RETURN_IF_ERROR(MirrorRemotes());
   }
+  data_port_.Reset();
   Peer& self = peers_[static_cast<size_t>(process_)];
   self.window = window_;
   self.header = reinterpret_cast<WindowHeader*>(window_.data());
@@ -114,9 +115,10 @@ Status Fabric::Connect(const std::vector<std::string>& addresses, const Mesh::Jo
   // All have GPUs or none has: every process has seen every hello.
   if (gpus_) {
     JF_ASSIGN_OR_RETURN(std::string unusable,
-                        gpus_->Share([&](const WireWriter& message, std::span<const int> fds) {
-                          return mesh_->Exchange(message, fds, deadline);
-                        }));
+                        gpus_->Share(host_numbers.size() == 1,
+                                     [&](const WireWriter& message, std::span<const int> fds) {
+                                       return mesh_->Exchange(message, fds, deadline);
+                                     }));
     if (!unusable.empty()) GiveUpGpus(std::move(unusable));
   }
 
@@ -151,10 +153,10 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
       (!peer.remote && greeting.credentials.pid != peer.pid)) {
     return Status(Code::kInvalidArgument, StrCat("process ", process, " sent a malformed hello"));
   }
+  if (gpus_ && !no_gpus.empty()) GiveUpGpus(StrCat(DescribeProcess(process), ": ", no_gpus));
   if (peer.remote) {
     peer.address = data;
     peer.region = static_cast<uint32_t>(mirrors[static_cast<size_t>(process_)]);
-    if (gpus_) GiveUpGpus("the job has processes on other hosts");
     return OkStatus();
   }
   address.bytes = BytesOf(bytes);
@@ -169,9 +171,11 @@ Status Fabric::Greet(int process, const Mesh::Greeting& greeting, std::vector<Un
                   StrCat("the window of process ", process, " is not ours"));
   }
   uint64_t magic = 0;
-  process_reads_ &= ReadProcessMemory(peer.pid, window_address, &magic, sizeof(magic)).ok() &&
-                    magic == kWindowMagic;
-  if (gpus_ && !no_gpus.empty()) GiveUpGpus(StrCat("process ", process, ": ", no_gpus));
+  const Status read = ReadProcessMemory(peer.pid, window_address, &magic, sizeof(magic));
+  if (!read.ok() || magic != kWindowMagic) {
+    process_reads_ = false;
+    no_process_reads_ = StrCat("process_vm_readv does not work: ", read.message());
+  }
   return OkStatus();
 }
 
@@ -196,14 +200,21 @@ Status Fabric::AgreeOnMachine(size_t ranks, Deadline deadline) {
                     StrCat("process ", process, " sent a malformed answer"));
     }
     if (peers_[process].remote) continue;  // another machine
-    process_reads_ &= reads;
+    if (process_reads_ && !reads) {
+      process_reads_ = false;
+      no_process_reads_ = StrCat("process_vm_readv does not work on process ", process);
+    }
     cores.insert(peer_cores.begin(), peer_cores.end());
     quota = std::min(quota, peer_quota);
   }
-  waiting_.shared_cores = ranks > std::min(cores.size(), static_cast<size_t>(quota));
+  const size_t usable = std::min(cores.size(), static_cast<size_t>(quota));
+  waiting_.shared_cores = ranks > usable;
   // With a core for every rank only. On a shared one a reader that is not running yet makes the
   // owner of the buffer wait twice.
-  process_reads_ &= !waiting_.shared_cores;
+  if (process_reads_ && waiting_.shared_cores) {
+    process_reads_ = false;
+    no_process_reads_ = StrCat(ranks, " ranks share ", usable, " core(s)");
+  }
   return OkStatus();
 }
 

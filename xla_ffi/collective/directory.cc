@@ -72,6 +72,15 @@ std::optional<Directory::Member> Directory::Find(uint64_t key, uint32_t position
   return found->second.members[position];
 }
 
+bool Directory::Has(uint64_t key, int64_t rank) const {
+  std::lock_guard lock(mutex_);
+  const auto found = instances_.find(key);
+  if (found == instances_.end()) return false;
+  const auto& members = found->second.members;
+  return std::any_of(members.begin(), members.end(),
+                     [rank](const auto& member) { return member && member->rank == rank; });
+}
+
 std::string Directory::Describe(uint64_t key) const {
   std::lock_guard lock(mutex_);
   const auto found = instances_.find(key);

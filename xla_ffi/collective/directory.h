@@ -42,6 +42,8 @@ class Directory {
   std::optional<std::vector<Member>> Complete(uint64_t key) const;
   // The member at a position, if it has announced itself.
   std::optional<Member> Find(uint64_t key, uint32_t position) const;
+  // Whether that rank has announced itself, retired or not.
+  bool Has(uint64_t key, int64_t rank) const;
   // "psum float32[4096] at train.py:42", or "an unknown op".
   std::string Describe(uint64_t key) const;
   // Marks one member as retired; true when that was the last one. The instance is forgotten then.

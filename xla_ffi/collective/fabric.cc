@@ -9,7 +9,6 @@
 
 #include "base/log.h"
 #include "memory/copy.h"
-#include "os/interfaces.h"
 #include "os/process_memory.h"
 #include "transport/registry.h"
 
@@ -120,28 +119,13 @@ Status Fabric::BindControl() {
   auto mesh = Mesh::Create(process_, count, network_);
   if (!mesh.ok() && network_) {
     network_.reset();
+    data_port_.Reset();
     network_reason_ = mesh.status().ToString();
     mesh = Mesh::Create(process_, count);
   }
   if (!mesh.ok()) return mesh.status();
   mesh_ = *std::move(mesh);
   if (count > 1) Log(LogLevel::kInfo, StrCat("the network for other hosts: ", network_reason_));
-  return OkStatus();
-}
-
-Status Fabric::ChooseNetwork() {
-  Mesh::Network network;
-  JF_ASSIGN_OR_RETURN(network.ports, PortRange::Parse(options_.net_port_range));
-  std::optional<TcpAddress> coordinator;
-  if (auto parsed = TcpAddress::Parse(options_.coordinator); parsed.ok()) coordinator = *parsed;
-  JF_ASSIGN_OR_RETURN(const std::vector<Interface> interfaces, ListInterfaces());
-  JF_ASSIGN_OR_RETURN(const InterfaceChoice choice,
-                      ChooseInterface(interfaces, options_.net_interface, coordinator));
-  network.address = choice.chosen.address;
-  network.unreachable_after = std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(options_.unreachable_after));
-  network_ = network;
-  network_reason_ = choice.why;
   return OkStatus();
 }
 

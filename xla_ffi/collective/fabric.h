@@ -66,6 +66,8 @@ class Fabric {
 
   // The failure that poisoned the communicators; OK while healthy.
   Status failure() const;
+  // Why processes of this host do not read each other's memory; empty if they do, or it has one.
+  const std::string& no_process_reads() const { return no_process_reads_; }
   // Processes that said goodbye: they leave, or start anew, of their own accord.
   std::vector<int> Left() const;
   std::map<std::string, uint64_t> Counters() const;
@@ -107,7 +109,7 @@ class Fabric {
   std::string DescribeProcess(int process) const;
   Status HeaderMismatch(const Participant& participant, int peer) const;
   // An execution has failed for a reason of its own: its peers cannot finish theirs.
-  void ReportFailure(const Status& status) { Poison(status, /*tell_peers=*/true); }
+  void ReportFailure(const Status& status) { Poison(status); }
 
   // One more call instance of a rank is run so: an algorithm, or a pattern.
   void CountRunBy(std::string_view name);
@@ -178,13 +180,15 @@ class Fabric {
     Clock::time_point received{};
     int64_t waiting_rank = -1;
     int64_t late_rank = -1;
+    // A wait for the reporting rank that it disagrees with: it has not been there. Zero: none.
+    uint64_t other_key = 0;
+    uint64_t other_tag = 0;
     std::string call;
   };
 
   Fabric(int process, int process_count, std::vector<int64_t> local_ranks, Options options);
   Status Bind();
   Status BindControl();
-  Status ChooseNetwork();
   // Whether a process is on this host, as far as memory, sockets and process numbers go.
   bool SharesMemory(int process) const {
     return peers_[static_cast<size_t>(process)].host_id == host_id_;
@@ -198,6 +202,7 @@ class Fabric {
   bool AwaitWord(int process, uint64_t value, Deadline deadline);
   std::span<std::byte> StagingOf(int process) const;
   // network.cc
+  Status ChooseNetwork();
   Status BindMessages(const Mesh::Job& job);
   Status MirrorRemotes();
   void AbortLinks();
@@ -218,7 +223,8 @@ class Fabric {
   // The rank at a position of the op's group; empty where only its announcement can tell.
   std::optional<int64_t> RankAt(const Participant& participant, int position) const;
   bool Gone(int64_t rank) const;
-  void ReportStuck(const Op& op, std::optional<int64_t> late_rank);
+  void ReportStuck(const Op& op, std::optional<int64_t> late_rank,
+                   const std::optional<Stuck>& other);
   // Whether there still is a rank that may be one of those that have not announced themselves.
   bool MayCome(const Participant& participant) const;
   // The peers that hold `op` up: of those it needs, who does not wait in the same execution itself.
@@ -237,9 +243,13 @@ class Fabric {
   void OnStuck(WireReader& message);
   void AddToDirectory(const Directory::Announcement& announcement);
   void FreeRetiredCells(uint64_t key);
-  // The first failure poisons every communicator; the peers are told unless they told us.
-  void Poison(const Status& status, bool tell_peers);
-  std::optional<Status> FindMismatch(const Participant& participant, int64_t late) const;
+  // The first failure poisons every communicator, and all peers are told of it.
+  void Poison(const Status& status);
+  std::optional<Stuck> Disagreement(const Participant& participant, int64_t late) const;
+  Status MismatchError(const Participant& participant, const Stuck& other) const;
+  // Whether the rank of ours that is waited for has been there. Then what it gave is on its way,
+  // which between hosts may take long, or the report is older. With mutex_ held.
+  bool HasBeenThere(const Stuck& stuck) const;
   // Seconds after which waiting ranks tell each other; in any case well before the deadline.
   double compare_after() const { return std::min(options_.mismatch_after, options_.deadline / 2); }
   Clock::duration ReportInterval() const {
@@ -260,6 +270,7 @@ class Fabric {
   std::unique_ptr<Mesh> mesh_;
   std::optional<Mesh::Network> network_;  // how other hosts reach this process
   std::string network_reason_;            // why so, or why not at all
+  UniqueFd data_port_;                    // of a range: kept until messages_ takes it
   std::span<std::byte> window_;
   std::vector<Peer> peers_;            // by process; the own entry describes this process
   std::map<int64_t, int> process_of_;  // by rank
@@ -267,6 +278,7 @@ class Fabric {
   std::unique_ptr<StagingPool> staging_;
   uint32_t cell_count_ = 0;
   bool process_reads_ = false;
+  std::string no_process_reads_;  // why not; empty where there is nobody to read
   Directory directory_;
   PatternChoice patterns_;  // not changed after Connect()
   bool costs_measured_ = false;

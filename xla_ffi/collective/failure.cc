@@ -113,20 +113,36 @@ Status Fabric::DeadlineError(Op& op, double seconds) {
                 text + DescribeLate(op));
 }
 
-// A late rank that itself waits for `participant`, at the same place of the same program but in
-// another call: the two can never meet.
-std::optional<Status> Fabric::FindMismatch(const Participant& participant, int64_t late) const {
+bool Fabric::HasBeenThere(const Stuck& stuck) const {
+  for (const Participant* own : participants_) {
+    if (own->key() == stuck.key && own->rank() == stuck.late_rank) {
+      return own->HasEntered(stuck.tag);
+    }
+  }
+  return directory_.Has(stuck.key, stuck.late_rank);  // in a program that is gone
+}
+
+// What a late rank says that itself waits for `participant`, at the same place of the same program
+// but in another call, where this rank has not been. If the late rank has not been in this one
+// either, which only itself knows, the two can never meet.
+std::optional<Fabric::Stuck> Fabric::Disagreement(const Participant& participant,
+                                                  int64_t late) const {
   std::lock_guard lock(mutex_);
   const auto expired = Clock::now() - 2 * ReportInterval();
   for (const Stuck& stuck : stuck_) {
     if (stuck.waiting_rank != late || stuck.late_rank != participant.rank()) continue;
     if (stuck.received < expired || stuck.place == 0) continue;
     if (stuck.place != participant.spec().place || stuck.site == participant.spec().site) continue;
-    return Status(Code::kFailedPrecondition, StrCat("ranks disagree: ", participant.DescribeCall(),
-                                                    " on ", NameRank(participant.rank()), ", ",
-                                                    stuck.call, " on ", DescribeRank(late)));
+    if (!HasBeenThere(stuck)) return stuck;
   }
   return std::nullopt;
+}
+
+Status Fabric::MismatchError(const Participant& participant, const Stuck& other) const {
+  return Status(
+      Code::kFailedPrecondition,
+      StrCat("ranks disagree: ", participant.DescribeCall(), " on ", NameRank(participant.rank()),
+             ", ", other.call, " on ", DescribeRank(other.waiting_rank)));
 }
 
 // The call of another execution in which that rank waits for the one of `op`.
@@ -162,7 +178,7 @@ std::string Fabric::Elsewhere(const Participant& participant) const {
   return text;
 }
 
-void Fabric::Poison(const Status& status, bool tell_peers) {
+void Fabric::Poison(const Status& status) {
   bool first = false;
   {
     std::lock_guard lock(mutex_);
@@ -170,7 +186,7 @@ void Fabric::Poison(const Status& status, bool tell_peers) {
     if (first) failure_ = status;
     for (auto& [ranks, communicator] : communicators_) communicator->Poison(failure_);
   }
-  if (first && tell_peers) {
+  if (first) {
     WireWriter message(MessageType::kFailure);
     // A message has a limited size; who is late comes first in the text.
     constexpr size_t kLongest = 16 * 1024;
@@ -207,7 +223,8 @@ void Fabric::OnMessage(int process, WireReader& message) {
     case MessageType::kFailure: {
       const auto code = static_cast<Code>(message.Get<uint32_t>());
       const std::string text = message.GetString();
-      if (message.ok() && code != Code::kOk) Poison(Status(code, text), false);
+      // Passed on: who told it may end before it has told all, and this process before those.
+      if (message.ok() && code != Code::kOk) Poison(Status(code, text));
       return;
     }
     case MessageType::kGoodbye:
@@ -246,6 +263,8 @@ void Fabric::OnStuck(WireReader& message) {
   stuck.site = message.Get<uint64_t>();
   stuck.waiting_rank = message.Get<int64_t>();
   stuck.late_rank = message.Get<int64_t>();
+  stuck.other_key = message.Get<uint64_t>();
+  stuck.other_tag = message.Get<uint64_t>();
   stuck.call = message.GetString();
   if (!message.ok()) return;
   {
@@ -301,8 +320,10 @@ void Fabric::OnGone(int process, LinkEnd how) {
         how == LinkEnd::kUnreachable
             ? StrCat(" is unreachable: no answer for ", options_.unreachable_after, " s")
         : how == LinkEnd::kGarbled ? " sends what is no message"
-                                   : " died";
-    Poison(Status(Code::kUnavailable, who + what), true);
+        // Of a process on this host, only its death does that.
+        : how == LinkEnd::kReset && peer.remote ? " died, or the connection to it was reset"
+                                                : " died";
+    Poison(Status(Code::kUnavailable, who + what));
   }
   if (gpus_) gpus_->OnGone(process);
   Ring(peers_[static_cast<size_t>(process_)].header);

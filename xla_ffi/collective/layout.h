@@ -15,7 +15,7 @@
 
 namespace jaxfabric {
 
-inline constexpr uint64_t kWindowMagic = 0x6a66776e64303031;  // "jfwnd001"
+inline constexpr uint64_t kWindowMagic = 0x6a66776e64303032;  // "jfwnd002"
 inline constexpr int kSlots = 4;  // executions of one instance that a rank may have in flight
 // The done log holds what a peer may still ask about: see Participant::TryClaimSlot.
 inline constexpr int kDoneLog = 16;

@@ -1,5 +1,6 @@
-// Whom an execution waits for.
+// Whom an execution waits for, and which executions there have been.
 #include <algorithm>
+#include <iterator>
 
 #include "collective/op.h"
 #include "collective/participant.h"
@@ -69,6 +70,17 @@ bool Op::NeedsAsReader(int peer) const {
   if (plan.algorithm == Algorithm::kRagged && consumed < plan.table_bytes()) return true;
   return plan.algorithm == Algorithm::kTwoShot && results_ < plan.stream &&
          Consumed(slot, peer, /*results=*/true) + result_ring_ < plan.stream;
+}
+
+bool Participant::HasEntered(uint64_t tag) const {
+  // The first one, which does not know its number yet.
+  if (!ready() || tag == 0) return true;
+  const auto has = [tag](const std::atomic<uint64_t>& word) {
+    return word.load(std::memory_order_relaxed) == tag;  // orders nothing: a look at a number
+  };
+  return std::any_of(std::begin(mine_->done), std::end(mine_->done), has) ||
+         std::any_of(std::begin(mine_->slots), std::end(mine_->slots),
+                     [&](const Slot& slot) { return has(slot.publish.tag); });
 }
 
 }  // namespace jaxfabric

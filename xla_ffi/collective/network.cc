@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "collective/fabric.h"
+#include "os/interfaces.h"
 #include "transport/tcp/tcp.h"
 
 namespace jaxfabric {
@@ -18,6 +19,27 @@ constexpr double kFlushSeconds = 5;
 constexpr auto kControlFirst = std::chrono::seconds(1);
 
 }  // namespace
+
+Status Fabric::ChooseNetwork() {
+  Mesh::Network network;
+  JF_ASSIGN_OR_RETURN(network.ports, PortRange::Parse(options_.net_port_range));
+  std::optional<TcpAddress> coordinator;
+  if (auto parsed = TcpAddress::Parse(options_.coordinator); parsed.ok()) coordinator = *parsed;
+  JF_ASSIGN_OR_RETURN(const std::vector<Interface> interfaces, ListInterfaces());
+  JF_ASSIGN_OR_RETURN(const InterfaceChoice choice,
+                      ChooseInterface(interfaces, options_.net_interface, coordinator));
+  network.address = choice.chosen.address;
+  network.unreachable_after = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(options_.unreachable_after));
+  // Found out now, when the others can still be told. Where any port will do there are enough.
+  if (network.ports.first != 0) {
+    TcpAddress data = network.address;
+    JF_ASSIGN_OR_RETURN(data_port_, ListenTcp(&data, network.ports));
+  }
+  network_ = network;
+  network_reason_ = choice.why;
+  return OkStatus();
+}
 
 Status Fabric::BindMessages(const Mesh::Job& job) {
   constexpr size_t kNoWindow = 4096;  // windows have mirrors, which are regions
@@ -32,6 +54,7 @@ Status Fabric::BindMessages(const Mesh::Job& job) {
   tcp.max_queued_bytes = 4 * window_.size() + (size_t{64} << 20);
   tcp.connect_timeout = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(options_.connect_timeout));
+  data_port_.Reset();
   JF_ASSIGN_OR_RETURN(messages_,
                       BindTcp(tcp, process_, static_cast<int>(peers_.size()), kNoWindow));
   if (::getrandom(&nonce_, sizeof(nonce_), 0) != sizeof(nonce_)) {
@@ -140,7 +163,7 @@ void Fabric::CheckLost(Clock::time_point now) {
           StrCat(DescribeProcess(lost.process), " is unreachable: ", lost.reason.message());
     }
   }
-  if (!unreachable.empty()) Poison(Status(Code::kUnavailable, unreachable), true);
+  if (!unreachable.empty()) Poison(Status(Code::kUnavailable, unreachable));
 }
 
 }  // namespace jaxfabric

@@ -39,7 +39,7 @@ void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint
   pattern_.begun = pattern_.awaits_sending = false;
   pattern_.sent = pattern_.taken = pattern_.collected = pattern_.entered = 0;
   tickets_.clear();
-  started = reported = {};
+  started = reported = looked = {};
   warned = false;
 }
 

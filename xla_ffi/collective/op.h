@@ -68,6 +68,7 @@ class Op {
   std::function<void(const Status&)> on_finished;
   Clock::time_point started{};
   Clock::time_point reported{};
+  Clock::time_point looked{};  // at the reports of others
   bool warned = false;
 
  private:

@@ -80,6 +80,8 @@ class Participant {
   const std::vector<PeerView>& peers() const { return peers_; }
   // "rank 3 (process 1, pid 4242)" of a position, as far as it is known.
   std::string DescribePeer(int position) const;
+  // Whether this rank has been in that execution, or is in it. Any thread.
+  bool HasEntered(uint64_t tag) const;
   // "psum float32[4096] at train.py:42"
   std::string DescribeCall() const;
   // A failure, with what this rank was doing.

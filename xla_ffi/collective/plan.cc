@@ -26,7 +26,7 @@ constexpr size_t kProcessReadLimit = 256 * 1024;
 constexpr size_t kHostsBytes = 16 * 1024;
 // Another host: from here on waiting until the reader has told where its output is costs less than
 // copying what has arrived there.
-constexpr size_t kPlacedBytes = 32 * 1024;
+constexpr size_t kPlacedBytes = 256 * 1024;
 constexpr size_t kHostsRingBytes = 4 * 1024 * 1024;  // all rings of a rank together
 
 size_t RoundUp(size_t value, size_t multiple) {

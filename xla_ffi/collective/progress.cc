@@ -125,11 +125,13 @@ void Fabric::CheckWaits() {
 }
 
 // Tells the late rank's process, or everybody who needs to know.
-void Fabric::ReportStuck(const Op& op, std::optional<int64_t> late_rank) {
+void Fabric::ReportStuck(const Op& op, std::optional<int64_t> late_rank,
+                         const std::optional<Stuck>& other) {
   const Participant& participant = op.participant();
   WireWriter stuck(MessageType::kStuck);
   stuck.Add(participant.key()).Add(op.tag()).Add(participant.spec().place);
   stuck.Add(participant.spec().site).Add(participant.rank()).Add(late_rank.value_or(-1));
+  stuck.Add(other ? other->key : uint64_t{0}).Add(other ? other->tag : uint64_t{0});
   stuck.Add(std::string_view(participant.DescribeCall()));
   const auto process = late_rank ? process_of_.find(*late_rank) : process_of_.end();
   // Between hosts others wait for the late rank through this one, and have to know.
@@ -170,7 +172,7 @@ bool Fabric::FailIfLeft(Op& op) {
                                                : " will not come: every other process has left,",
              " and ", NameRank(participant.rank()), " waits for it in ",
              participant.DescribeCall()));
-  Poison(status, true);
+  Poison(status);
   op.Fail(status);
   return true;
 }
@@ -203,15 +205,19 @@ void Fabric::CheckWait(Op& op, Clock::time_point now) {
     bool told_all = false;
     for (int position : missing) {
       const auto rank = RankAt(participant, position);
-      if (due && (rank || !told_all)) ReportStuck(op, rank);
-      told_all |= !rank;
-      if (!rank) continue;
-      if (auto mismatch = FindMismatch(participant, *rank)) {
-        Poison(*mismatch, true);
-        op.Fail(*std::move(mismatch));
+      const auto other = rank ? Disagreement(participant, *rank) : std::nullopt;
+      if (other && other->other_key == participant.key() && other->other_tag == op.tag()) {
+        Status mismatch = MismatchError(participant, *other);
+        Poison(mismatch);
+        op.Fail(std::move(mismatch));
         return;
       }
+      // A disagreement is answered at once.
+      const bool answer = other && other->received >= op.looked;
+      if (answer || (due && (rank || !told_all))) ReportStuck(op, rank, other);
+      told_all |= !rank;
     }
+    op.looked = now;
   }
   if (waited >= options_.warn_after && !op.warned) {
     op.warned = true;
@@ -220,7 +226,7 @@ void Fabric::CheckWait(Op& op, Clock::time_point now) {
   }
   if (waited >= options_.deadline) {
     Status error = DeadlineError(op, waited);
-    Poison(error, true);
+    Poison(error);
     op.Fail(std::move(error));
   }
 }

@@ -55,6 +55,10 @@ void Mesh::Start(Handlers handlers) {
 }
 
 void Mesh::Loop() {
+  // What came with an answer to Receive() is in no socket any more: nothing would wake this thread.
+  for (size_t process = 0; process < connections_.size(); ++process) {
+    if (connections_[process].link) ReceiveFrom(static_cast<int>(process));
+  }
   while (true) {
     epoll_event events[16];
     const int ready = ::epoll_wait(epoll_.get(), events, 16, -1);

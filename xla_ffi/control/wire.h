@@ -15,7 +15,7 @@
 namespace jaxfabric {
 
 inline constexpr uint32_t kWireMagic = 0x6a616662;  // "jafb"
-inline constexpr uint32_t kWireVersion = 3;
+inline constexpr uint32_t kWireVersion = 4;
 
 enum class MessageType : uint32_t {
   kHello = 1,     // first on every connection: who, and the endpoint's address with its descriptors

@@ -134,7 +134,8 @@ void Acceptor::AdvanceOne(uint64_t id, std::vector<Accepted>& accepted) {
 void Acceptor::Drop(uint64_t id, Refusal reason) {
   const auto found = pending_.find(id);
   refused_[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
-  if (!logged_) {
+  // Processes of the job that call each other at the same time give up one of the calls.
+  if (reason != Refusal::kLeft && !logged_) {
     logged_ = true;
     Log(LogLevel::kWarning,
         StrCat("a connection from ", found->second.address.ToString(), " was refused: it ",

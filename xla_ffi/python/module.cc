@@ -81,17 +81,34 @@ std::string CudaStatus() {
   return api.ok() ? "" : std::string(api.status().message());
 }
 
+// All GPUs that the driver shows this process.
+Result<std::vector<int>> CudaOrdinals(const cuda::Api& api) {
+  int count = 0;
+  JF_RETURN_IF_ERROR(JF_CUDA_CALL(api, cuDeviceGetCount, &count));
+  std::vector<int> ordinals(static_cast<size_t>(count));
+  std::iota(ordinals.begin(), ordinals.end(), 0);
+  return ordinals;
+}
+
 // "" or which of this process's GPUs cannot reach each other's memory.
 std::string CudaUnreachable() {
   const auto api = cuda::LoadApi();
-  int count = 0;
-  if (!api.ok() || !JF_CUDA_CALL(**api, cuDeviceGetCount, &count).ok()) return "";
-  std::vector<int> ordinals(static_cast<size_t>(count));
-  std::iota(ordinals.begin(), ordinals.end(), 0);
-  const auto devices = FindDevices(**api, ordinals);
+  if (!api.ok()) return "";
+  const auto ordinals = CudaOrdinals(**api);
+  if (!ordinals.ok()) return "";
+  const auto devices = FindDevices(**api, *ordinals);
   if (!devices.ok()) return "";
   const auto pair = UnreachablePair(**api, *devices);
   return pair.ok() ? *pair : std::string();
+}
+
+// "" or why GPUs of other hosts cannot reach the memory of this process's.
+std::string CudaOneHost() {
+  const auto api = cuda::LoadApi();
+  if (!api.ok()) return std::string(api.status().message());
+  const auto ordinals = CudaOrdinals(**api);
+  const Status shared = ordinals.ok() ? ProbeFabric(**api, *ordinals) : ordinals.status();
+  return shared.ok() ? "" : std::string(shared.message());
 }
 
 Options ParseOptions(const nb::dict& settings) {
@@ -191,6 +208,7 @@ class PyFabric {
   std::string GpuMemory() const {
     return fabric_->gpus() == nullptr ? std::string() : fabric_->gpus()->Memory();
   }
+  std::string ReadsProblem() const { return fabric_->no_process_reads(); }
   std::vector<int> Left() const { return fabric_->Left(); }
   std::map<std::string, uint64_t> Counters() const { return fabric_->Counters(); }
   void EnableTrace(size_t capacity) { fabric_->EnableTrace(capacity); }
@@ -275,6 +293,8 @@ NB_MODULE(_ext, module) {
              "'' or why collectives cannot run on GPUs in this process.");
   module.def("cuda_unreachable", &CudaUnreachable,
              "'' or which of this process's GPUs cannot reach each other's memory.");
+  module.def("cuda_one_host", &CudaOneHost,
+             "'' or why GPUs of other hosts cannot reach the memory of this process's.");
   module.def(
       "ffi_version", [] { return std::pair<int, int>(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR); },
       "The FFI version (major, minor) this module was compiled against.");
@@ -329,6 +349,8 @@ NB_MODULE(_ext, module) {
            "'' or why the collectives of GPUs are not run here, once connected.")
       .def("gpu_memory", &PyFabric::GpuMemory,
            "Through which memory GPUs reach each other, once connected; '' without GPUs.")
+      .def("reads_problem", &PyFabric::ReadsProblem,
+           "'' or why processes of this host do not read each other's memory, once connected.")
       .def("left", &PyFabric::Left, "Processes that have disconnected of their own accord.")
       .def("counters", &PyFabric::Counters)
       .def("enable_trace", &PyFabric::EnableTrace, nb::arg("capacity"),

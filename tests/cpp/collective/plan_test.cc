@@ -76,8 +76,8 @@ class PlanTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(PlanTest, RanksAgree) {
   const int size = GetParam();
-  for (const Topology topology :
-       {Topology{false, false}, Topology{false, true}, Topology{true, false}}) {
+  for (const Topology& topology :
+       {Topology{false, false, {}}, Topology{false, true, {}}, Topology{true, false, {}}}) {
     for (size_t count :
          {size_t{0}, size_t{1}, size_t{3}, size_t{10}, size_t{11}, size_t{16}, size_t{1000},
           size_t{4097}, size_t{65536}, size_t{100003}, size_t{1} << 20, (size_t{1} << 24) + 1}) {

@@ -42,6 +42,21 @@ TEST_F(MeshTcpTest, ProcessesOfSeveralHostsExchangeMessages) {
   }
 }
 
+// One read of a connection brings the answer that is waited for, and what a peer that is ahead has
+// sent after it.
+TEST_F(MeshTcpTest, MessagesBehindAnAnswerAreNotLeftLying) {
+  Create(2, 2);
+  StartConnecting();
+  FinishConnecting();
+  ASSERT_TRUE(connected_[0].ok() && connected_[1].ok());
+  meshes_[1]->Start(inboxes_[1].Handlers());
+  for (const uint64_t i : {1, 2, 3}) meshes_[1]->Broadcast(WireWriter(MessageType::kRetire).Add(i));
+  const WireWriter own(MessageType::kReady);
+  ASSERT_TRUE(meshes_[0]->Exchange(own, {}, Deadline::AfterSeconds(20)).ok());
+  meshes_[0]->Start(inboxes_[0].Handlers());
+  EXPECT_EQ(inboxes_[0].WaitForMessages(2).size(), 2u);
+}
+
 TEST_F(MeshTcpTest, OverIPv6) {
   TcpAddress address = *TcpAddress::FromIp("::1", 0);
   if (!ListenTcp(&address, {}).ok()) GTEST_SKIP() << "no IPv6 here";

@@ -300,11 +300,16 @@ TEST_F(AcceptorTest, RefusesWhatIsNotTheProtocol) {
 
 TEST_F(AcceptorTest, DropsWhoLeavesAndWhoIsSilent) {
   Listen({.pending = 256, .patience = std::chrono::milliseconds(100)});
+  ::testing::internal::CaptureStderr();
   Say("half a").Reset();
   AdvanceUntil([&] { return acceptor_->refused(Refusal::kLeft) == 1; });
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "") << "processes of the job do this too";
+  ::testing::internal::CaptureStderr();
   const UniqueFd silent = Connect();
   const UniqueFd half = Say(std::string_view("hfaj\1\0\0\0half a header", 21));
   AdvanceUntil([&] { return acceptor_->refused(Refusal::kTooSlow) == 2; });
+  EXPECT_TRUE(::testing::internal::GetCapturedStderr().find("was refused: it ") !=
+              std::string::npos);
   EXPECT_EQ(acceptor_->pending(), 0u);
   EXPECT_FALSE(WaitForSocket(acceptor_->fd(), POLLIN, Deadline(Clock::now())));
   CallAndExpectAccepted();

@@ -1,8 +1,9 @@
 // The GPUs of a fabric: their pools, the communicators over them, and what ends waits on them.
 //
 // Pools are made and mapped in steps that all processes take together, so that all have the same
-// kind of memory: that of the GPUs, or of the host where GPUs cannot reach each other; and
-// multicast memory over the pools on all or on none.
+// kind of memory: that of the GPUs, or of the host where GPUs of one host cannot reach each other;
+// and multicast memory over the pools on all or on none. What travels is descriptors on one host,
+// and fabric handles between hosts, where nothing else reaches.
 //
 // A call is set up before its first launch: the rank takes an arena in its pool for the
 // communicator and slot, tells the processes of the group where it is, and waits until all have
@@ -82,9 +83,10 @@ class GpuDomain {
   // Sends to all other processes and receives from each, by process.
   using Exchange = std::function<Result<std::vector<SocketMessage>>(const WireWriter& message,
                                                                     std::span<const int> fds)>;
-  // Makes the pools of this process and maps all others'. All processes call it at the same time;
-  // all get an empty string, or all get why the GPUs cannot be used. An error: a process has gone.
-  Result<std::string> Share(const Exchange& exchange);
+  // Makes the pools of this process and maps all others'. All processes, which are on one host or
+  // not, call it at the same time; all get an empty string, or all get why the GPUs cannot be used.
+  // An error: a process has gone.
+  Result<std::string> Share(bool one_host, const Exchange& exchange);
   void Start();
   // Ends set-ups that wait and refuses further launches. Unless the fabric has failed it waits for
   // kernels in flight, for which their peers may wait as well: they end when the peers come, when
@@ -243,6 +245,7 @@ class GpuDomain {
   const cuda::Api* api_ = nullptr;
   std::vector<cuda::CUdevice> devices_;
   std::deque<Local> gpus_;
+  bool one_host_ = true;
   std::vector<MappedMemory> imported_;
   std::unique_ptr<MulticastPools> multicast_;  // null: see no_multicast_
   std::string no_multicast_;

@@ -28,7 +28,6 @@ struct GpuOptions {
   unsigned block_threads = 512;     // fewer where threads are emulated
   double deadline = 300;            // seconds one call may wait for its peers
   bool multicast = true;            // where the GPUs have it
-  bool one_host = true;             // of all processes: descriptors reach every one
 };
 
 }  // namespace jaxfabric

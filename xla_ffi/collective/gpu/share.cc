@@ -60,9 +60,10 @@ Result<GpuDomain::Answers> GpuDomain::Ask(const Exchange& exchange, Step step, c
   JF_ASSIGN_OR_RETURN(answers.messages, exchange(message, fds));
   for (size_t process = 0; process < answers.messages.size(); ++process) {
     Trouble trouble = own;
-    if (static_cast<int>(process) != process_) {
-      Hear(answers.messages[process], step, &trouble);
-      if (!trouble.text.empty()) trouble.text = StrCat("process ", process, ": ", trouble.text);
+    if (static_cast<int>(process) != process_) Hear(answers.messages[process], step, &trouble);
+    if (!trouble.text.empty()) {
+      trouble.text =
+          StrCat(uplink_.describe_process(static_cast<int>(process)), ": ", trouble.text);
     }
     // The first, but what host memory cannot help comes before.
     const bool worse =
@@ -72,11 +73,18 @@ Result<GpuDomain::Answers> GpuDomain::Ask(const Exchange& exchange, Step step, c
   return answers;
 }
 
-Result<std::string> GpuDomain::Share(const Exchange& exchange) {
+Result<std::string> GpuDomain::Share(bool one_host, const Exchange& exchange) {
+  one_host_ = one_host;
   for (const PoolPlace place : {PoolPlace::kDevice, PoolPlace::kHost, PoolPlace::kRegistered}) {
     JF_ASSIGN_OR_RETURN(const Trouble trouble, SharePools(exchange, place));
     if (trouble.text.empty()) break;
     if (place == PoolPlace::kDevice) {
+      if (!one_host_) {
+        // Descriptors, and so memory of a host, end with the host.
+        return StrCat(
+            "the job is on several hosts, and their GPUs do not share memory: ", trouble.text,
+            "; fabric handles take GPUs of one NVLink domain, and ", "nvidia-imex on every host");
+      }
       if (!trouble.unreachable) return trouble.text;
       unreachable_ = trouble.text;
       Log(LogLevel::kWarning, StrCat("GPUs cannot reach each other (", unreachable_,
@@ -94,8 +102,8 @@ std::string GpuDomain::Memory() const {
     return StrCat("GPUs cannot reach each other: staged in pinned host memory (", unreachable_,
                   ")");
   }
-  return multicast_ ? "memory of the GPUs, with multicast"
-                    : StrCat("memory of the GPUs, without multicast: ", no_multicast_);
+  return StrCat("memory of the GPUs, ", one_host_ ? "" : "between hosts by fabric handles, ",
+                multicast_ ? "with multicast" : StrCat("without multicast: ", no_multicast_));
 }
 
 Result<GpuDomain::Trouble> GpuDomain::SharePools(const Exchange& exchange, PoolPlace place) {
@@ -128,7 +136,7 @@ GpuDomain::Trouble GpuDomain::MakePools(PoolPlace place, std::vector<MemoryHandl
   }
   for (Local& local : gpus_) {
     Gpu& gpu = *local.gpu;
-    const Status made = gpu.MakePool(place, options_.pool_bytes, options_.one_host);
+    const Status made = gpu.MakePool(place, options_.pool_bytes, one_host_);
     if (!made.ok()) return {made.WithContext(gpu.name()).ToString()};
     const Status allowed = gpu.pool().Allow(devices_);
     if (!allowed.ok()) {
@@ -168,8 +176,9 @@ GpuDomain::Trouble GpuDomain::MapPools(PoolPlace place, Answers& answers) {
       const Status allowed = imported_.back().Allow(devices_);
       if (!allowed.ok()) {
         return {allowed
-                    .WithContext(StrCat("a GPU of process ", process,
-                                        " cannot be reached by those of process ", process_))
+                    .WithContext(StrCat("a GPU of ",
+                                        uplink_.describe_process(static_cast<int>(process)),
+                                        " cannot be reached"))
                     .ToString(),
                 place == PoolPlace::kDevice && SaysUnreachable(allowed)};
       }
@@ -196,7 +205,7 @@ Status GpuDomain::MapPool(int process, PoolPlace place, WireReader& reader,
   auto pool = ImportPool(*api_, first.device(), place, std::move(handle), bytes);
   if (!pool.ok()) {
     return pool.status().WithContext(
-        StrCat("the memory of rank ", rank, "'s GPU (process ", process, ")"));
+        StrCat("the memory of rank ", rank, "'s GPU (", uplink_.describe_process(process), ")"));
   }
   const auto [entry, added] = known_.try_emplace(rank);
   Remote& remote = entry->second;

@@ -83,14 +83,14 @@ Status GpuCall::Attach(int ordinal, cuda::CUstream stream, const Buffers& buffer
   Windowed& state = *binding->windows;
   auto found = FindWindows(*binding, buffers, windows);
   domain.CountWindows(found.ok());
+  const GpuDomain::Launching launching(domain);
+  Status written = domain.failed() ? domain.failure() : ForgetWindows(ordinal, stream, *binding);
   std::lock_guard lock(state.mutex);
   if (!found.ok() && !std::exchange(state.told, true)) {
     Log(LogLevel::kWarning,
         StrCat(spec_.label, " at ", SiteRegistry::Get().Source(spec_.site),
                ": its arrays are copied, as they are in no windows: ", found.status().message()));
   }
-  const GpuDomain::Launching launching(domain);
-  Status written = domain.failed() ? domain.failure() : ForgetWindows(ordinal, stream, *binding);
   if (written.ok()) {
     written = WriteTable(*binding, stream, found.ok() ? *found : device::WindowTable{});
   }
@@ -99,15 +99,20 @@ Status GpuCall::Attach(int ordinal, cuda::CUstream stream, const Buffers& buffer
 }
 
 Status GpuCall::ForgetWindows(int ordinal, cuda::CUstream stream, const Binding& current) {
-  std::lock_guard lock(mutex_);
-  for (const auto& earlier : owned_) {
-    if (earlier.get() == &current || !earlier->windows || earlier->windows->ordinal != ordinal) {
-      continue;
+  // One lock at a time: a binding that is current for one thread is an earlier one for the next.
+  std::vector<Binding*> earlier;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& binding : owned_) {
+      if (binding.get() == &current || !binding->windows) continue;
+      if (binding->windows->ordinal == ordinal) earlier.push_back(binding.get());
     }
+  }
+  for (Binding* const binding : earlier) {
     // Relaxed: this thread, that of the device, writes it. Of others the memory may be gone.
-    if (!earlier->captured.load(std::memory_order_relaxed)) continue;
-    std::lock_guard windows_lock(earlier->windows->mutex);
-    JF_RETURN_IF_ERROR(WriteTable(*earlier, stream, device::WindowTable{}));
+    if (!binding->captured.load(std::memory_order_relaxed)) continue;
+    std::lock_guard lock(binding->windows->mutex);
+    JF_RETURN_IF_ERROR(WriteTable(*binding, stream, device::WindowTable{}));
   }
   return OkStatus();
 }

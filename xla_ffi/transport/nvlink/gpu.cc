@@ -97,4 +97,14 @@ Result<std::vector<cuda::CUdevice>> FindDevices(const cuda::Api& api,
   return devices;
 }
 
+Status ProbeFabric(const cuda::Api& api, std::span<const int> ordinals) {
+  for (const int ordinal : ordinals) {
+    JF_ASSIGN_OR_RETURN(const std::unique_ptr<Gpu> gpu, Gpu::Open(api, ordinal));
+    Status shared = gpu->MakePool(PoolPlace::kDevice, 1, /*one_host=*/false);
+    if (shared.ok()) shared = gpu->pool().Export(gpu->handle_types()).status();
+    if (!shared.ok()) return shared.WithContext(gpu->name());
+  }
+  return OkStatus();
+}
+
 }  // namespace jaxfabric

@@ -65,5 +65,8 @@ class Gpu {
 // The devices of these ordinals.
 Result<std::vector<cuda::CUdevice>> FindDevices(const cuda::Api& api,
                                                 std::span<const int> ordinals);
+// Whether these GPUs can give memory to other hosts at all: makes a little of it. Which hosts it
+// reaches is known to those only.
+Status ProbeFabric(const cuda::Api& api, std::span<const int> ordinals);
 
 }  // namespace jaxfabric

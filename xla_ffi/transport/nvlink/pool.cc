@@ -29,12 +29,8 @@ Result<cuda::CUmemLocation> Locate(const cuda::Api& api, cuda::CUdevice device, 
 
 Result<unsigned> HandleTypes(bool one_host, bool fabric_offered) {
   if (one_host) return unsigned{cuda::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
-  if (fabric_offered) {
-    return unsigned{cuda::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR} |
-           unsigned{cuda::CU_MEM_HANDLE_TYPE_FABRIC};
-  }
-  return Status(Code::kUnimplemented,
-                "processes are on several hosts, and the GPU has no fabric handles");
+  if (fabric_offered) return unsigned{cuda::CU_MEM_HANDLE_TYPE_FABRIC};
+  return Status(Code::kUnimplemented, "it offers no fabric handles");
 }
 
 Result<MemoryHandle> MemoryHandle::Export(const cuda::PhysicalMemory& memory,
@@ -130,7 +126,9 @@ Result<MappedMemory> ImportPool(const cuda::Api& api, cuda::CUdevice device, Poo
   JF_ASSIGN_OR_RETURN(const cuda::CUmemLocation location, Locate(api, device, place));
   JF_ASSIGN_OR_RETURN(const size_t granularity,
                       cuda::PhysicalMemory::Granularity(
-                          api, location, cuda::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+                          api, location,
+                          handle.fabric ? cuda::CU_MEM_HANDLE_TYPE_FABRIC
+                                        : cuda::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
   JF_ASSIGN_OR_RETURN(cuda::PhysicalMemory memory, handle.Import(api, bytes));
   return MappedMemory::Map(api, std::move(memory), granularity);
 }

@@ -26,7 +26,7 @@ enum class PoolPlace : uint32_t {
   kRegistered = 2,  // of the host, by the kernel, and page-locked: for drivers that refuse kHost
 };
 
-// How memory is to be exportable: by descriptor on one host; between hosts also by a fabric handle,
+// How memory is to be exportable: by descriptor on one host; between hosts by a fabric handle,
 // which the GPU has to offer.
 Result<unsigned> HandleTypes(bool one_host, bool fabric_offered);
 

@@ -13,7 +13,7 @@
 namespace jaxfabric::testing {
 namespace {
 
-class GpuCalls : public ::testing::TestWithParam<Shape> {};
+class GpuCalls : public GpuShapes {};
 
 TEST_P(GpuCalls, EveryOpMovesTheRightBytes) {
   const Shape shape = GetParam();
@@ -39,7 +39,8 @@ TEST_P(GpuCalls, EveryOpMovesTheRightBytes) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuCalls,
                          ::testing::Values(Shape{1, 2}, Shape{1, 4}, Shape{2, 1}, Shape{2, 2},
-                                           Shape{3, 1}),
+                                           Shape{3, 1}, Shape{2, 1, 2}, Shape{2, 2, 2},
+                                           Shape{4, 1, 2}),
                          ShapeName);
 
 TEST(GpuCall, RanksMayShareAGpu) {
@@ -197,7 +198,7 @@ TEST(GpuCall, UnknownPositionsAreAnError) {
 
 // A graph that was captured once runs again and again with what is then in the buffers: nothing of
 // the host takes part.
-class GpuReplay : public ::testing::TestWithParam<Shape> {};
+class GpuReplay : public GpuShapes {};
 
 TEST_P(GpuReplay, NeedsNoHost) {
   const Shape shape = GetParam();
@@ -258,7 +259,8 @@ TEST_P(GpuReplay, NeedsNoHost) {
             "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, GpuReplay, ::testing::Values(Shape{2, 1}, Shape{1, 4}), ShapeName);
+INSTANTIATE_TEST_SUITE_P(Shapes, GpuReplay,
+                         ::testing::Values(Shape{2, 1}, Shape{1, 4}, Shape{2, 1, 2}), ShapeName);
 
 // One rank alternates between streams; the other does not.
 TEST(GpuCall, AStreamFollowsTheLast) {

@@ -12,27 +12,9 @@ namespace jaxfabric::testing {
 namespace {
 
 constexpr Shape kTwo{2, 1};
+constexpr Shape kTwoHosts{2, 1, 2};
 
 const Problem kSum{OpKind::kAllReduce, DType::kFloat32, 100, 2, ReduceOp::kSum, {}, 0};
-
-// Waits until the fabric has failed, and says how.
-std::string FailureOf(Fabric& fabric) {
-  const Deadline deadline = Deadline::AfterSeconds(20);
-  while (fabric.failure().ok()) {
-    if (deadline.expired()) return "no failure";
-    std::this_thread::yield();
-  }
-  return fabric.failure().ToString();
-}
-
-// "" if `text` has all of the parts.
-std::string Expect(const std::string& text, const std::vector<std::string>& parts) {
-  std::string missing;
-  for (const std::string& part : parts) {
-    if (text.find(part) == std::string::npos) missing += StrCat("no '", part, "' in: ", text, "\n");
-  }
-  return missing;
-}
 
 // Launches, waits for the stream, and expects that it failed.
 std::string LaunchInVain(GpuCall& call, GpuRank& rank, const Problem& problem, int position) {
@@ -68,7 +50,7 @@ TEST(GpuFailure, ADifferenceNamesBothCalls) {
       "");
 }
 
-class GpuLate : public ::testing::TestWithParam<Shape> {};
+class GpuLate : public GpuShapes {};
 
 TEST_P(GpuLate, ARankThatDoesNotComeIsNamed) {
   const Shape shape = GetParam();
@@ -94,7 +76,8 @@ TEST_P(GpuLate, ARankThatDoesNotComeIsNamed) {
             "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, GpuLate, ::testing::Values(kTwo, Shape{1, 2}), ShapeName);
+INSTANTIATE_TEST_SUITE_P(Shapes, GpuLate, ::testing::Values(kTwo, Shape{1, 2}, kTwoHosts),
+                         ShapeName);
 
 TEST(GpuFailure, ARankThatNeverSetsUpIsNamed) {
   Options options = TestOptions();
@@ -115,36 +98,51 @@ TEST(GpuFailure, ARankThatNeverSetsUpIsNamed) {
             "");
 }
 
-// Its control socket closes, and the wait ends long before the deadline.
-TEST(GpuFailure, AProcessThatDiesEndsTheWaits) {
-  const std::string failed = OnGpus(kTwo, [&](GpuProcess& process) {
-    const CallPointer call = MakeCall(kSum, kTwo.Ids(), 7);
+class GpuDeath : public GpuShapes {};
+
+// Its control connections close, and the wait ends long before the deadline.
+TEST_P(GpuDeath, EndsTheWaitsOfAll) {
+  const Shape shape = GetParam();
+  const int last = shape.processes - 1;
+  const std::string dead = StrCat("process ", last);
+  Problem sum = kSum;
+  sum.size = shape.size();
+  const std::string failed = OnGpus(shape, [&](GpuProcess& process) {
+    const CallPointer call = MakeCall(sum, shape.Ids(), 7);
     return process.OnEveryGpu([&](GpuRank& rank, int position) {
-      std::string wrong = RunOnGpu(*call, rank, kSum, position, 0);
-      if (position == 1) ::kill(::getpid(), SIGKILL);
-      wrong += LaunchInVain(*call, rank, kSum, position);
-      return wrong + Expect(FailureOf(*process.fabric), {"process 1", "died"});
+      std::string wrong = RunOnGpu(*call, rank, sum, position, 0);
+      if (process.fabric->process() == last) {
+        process.together->arrive_and_wait();
+        ::kill(::getpid(), SIGKILL);
+      }
+      wrong += LaunchInVain(*call, rank, sum, position);
+      return wrong + Expect(FailureOf(*process.fabric), {dead, "died"});
     });
   });
-  EXPECT_EQ(failed.find("process 0:"), std::string::npos) << failed;
-  EXPECT_NE(failed.find("process 1 ended with status 9"), std::string::npos) << failed;
+  EXPECT_EQ(failed, StrCat(dead, ": \n", dead, " ended with status 9\n"));
 }
 
-TEST(GpuFailure, AProcessOfGpusOnlyThatDiesIsNamed) {
-  const Shape no_cpu_devices{2, 0};
+TEST_P(GpuDeath, OfAProcessOfGpusOnlyIsNamed) {
+  const Shape shape = GetParam();
+  const Shape no_cpu_devices{shape.processes, 0, shape.hosts};
   auto machine = std::make_shared<std::unique_ptr<Machine>>();
   const std::string failed = InForkedProcesses(
       no_cpu_devices,
       [&](int number) {
-        *machine = std::make_unique<Machine>(kTwo, number);
+        *machine = std::make_unique<Machine>(shape, number);
         return (*machine)->AddTo(TestOptions());
       },
       [&](LocalRanks& ranks) {
+        if (ranks.fabric().gpus() == nullptr) return ranks.fabric().gpu_reason();
         if (ranks.fabric().process() == 1) ::kill(::getpid(), SIGKILL);
         return Expect(FailureOf(ranks.fabric()), {"UNAVAILABLE: process 1, pid ", " died"});
       });
   EXPECT_EQ(failed.find("process 0:"), std::string::npos) << failed;
 }
+
+INSTANTIATE_TEST_SUITE_P(Shapes, GpuDeath,
+                         ::testing::Values(kTwo, kTwoHosts, Shape{2, 2, 2}, Shape{4, 1, 2}),
+                         ShapeName);
 
 TEST(GpuFailure, GpusThatOneProcessCannotUseAreNobodys) {
   if (Machine::OnHardware()) GTEST_SKIP() << "needs a driver that fails";
@@ -164,21 +162,25 @@ TEST(GpuFailure, GpusThatOneProcessCannotUseAreNobodys) {
                     Fabric& fabric = ranks.fabric();
                     if (fabric.gpus() != nullptr) return std::string("they are used");
                     return Expect(fabric.gpu_reason(), {call, "CUDA_ERROR_OUT_OF_MEMORY"}) +
-                           (fabric.process() == 0 ? Expect(fabric.gpu_reason(), {"process 1: "})
-                                                  : std::string());
+                           (fabric.process() == 0
+                                ? Expect(fabric.gpu_reason(), {"process 1, pid ", ": "})
+                                : std::string());
                   }),
               "");
   }
 }
 
 // What fails on one rank alone, before its kernel runs, is not waited for by the others.
-TEST(GpuFailure, ARankThatCannotTakePartSaysSo) {
+class GpuTrouble : public GpuShapes {};
+
+TEST_P(GpuTrouble, OfOneRankIsToldToAll) {
+  const Shape shape = GetParam();
   // Of the set-up: the arena, and what follows once all have announced theirs; then the launch.
   for (const char* call : {"cuMemsetD8", "cuEventCreate", "cuLaunchKernel"}) {
     Options options = TestOptions();
     options.deadline = 5;
     const auto body = [&](GpuProcess& process) {
-      const CallPointer sum = MakeCall(kSum, kTwo.Ids(), 7);
+      const CallPointer sum = MakeCall(kSum, shape.Ids(), 7);
       return process.OnEveryGpu([&](GpuRank& rank, int position) {
         if (position == 1) {
           process.machine->driver().FailCall(call, 1, cuda::CUDA_ERROR_OUT_OF_MEMORY);
@@ -189,9 +191,11 @@ TEST(GpuFailure, ARankThatCannotTakePartSaysSo) {
                (position == 1 ? Expect(launched.ToString(), {call}) : std::string());
       });
     };
-    EXPECT_EQ(OnGpus(kTwo, body, Machine::Gpus::kOneEach, options), "") << call;
+    EXPECT_EQ(OnGpus(shape, body, Machine::Gpus::kOneEach, options), "") << call;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Shapes, GpuTrouble, ::testing::Values(kTwo, kTwoHosts), ShapeName);
 
 // Only a pool that is full is helped by a larger one.
 TEST(GpuFailure, AnArenaThatCannotBeClearedSaysWhy) {

@@ -1,5 +1,5 @@
-// The memory that the GPUs of several processes share: multicast, fabric handles, and memory of the
-// host where GPUs cannot reach each other; and what becomes of it when a step fails on one process.
+// The memory that the GPUs of several processes share: multicast, and memory of the host where GPUs
+// cannot reach each other; and what becomes of it when a step fails on one process.
 #include <gtest/gtest.h>
 
 #include "collective/gpu/gpu_ranks.h"
@@ -10,42 +10,6 @@ namespace {
 
 using cuda::FakeConfig;
 using cuda::FakeDriver;
-
-constexpr char kWithMulticast[] = "memory of the GPUs, with multicast";
-
-// "" if `text` has all of the parts.
-std::string Expect(const std::string& text, const std::vector<std::string>& parts) {
-  std::string missing;
-  for (const std::string& part : parts) {
-    if (text.find(part) == std::string::npos) missing += StrCat("no '", part, "' in: ", text, "\n");
-  }
-  return missing;
-}
-
-// Large enough for the switch, in every op that it has.
-std::vector<Problem> LargeProblems(int ranks) {
-  const size_t part = (size_t{2304} << 10) / 4 / static_cast<size_t>(ranks * ranks);
-  const size_t whole = part * static_cast<size_t>(ranks);
-  return {{OpKind::kAllReduce, DType::kFloat32, whole + 3, ranks, ReduceOp::kSum, {}, 0},
-          {OpKind::kAllReduce, DType::kInt32, whole, ranks, ReduceOp::kMax, {}, 0},
-          {OpKind::kReduceScatter, DType::kBfloat16, 2 * part + 5, ranks, ReduceOp::kSum, {}, 0},
-          {OpKind::kReduceScatter, DType::kInt32, part, ranks, ReduceOp::kSum, {}, 0},
-          {OpKind::kAllGather, DType::kFloat32, part + 1, ranks, ReduceOp::kSum, {}, 0}};
-}
-
-std::string RunAll(GpuProcess& process, const std::vector<Problem>& problems) {
-  std::vector<CallPointer> calls;
-  for (size_t i = 0; i < problems.size(); ++i) {
-    calls.push_back(MakeCall(problems[i], process.shape.Ids(), 100 + i));
-  }
-  return process.OnEveryGpu([&](GpuRank& rank, int position) {
-    std::string failed;
-    for (size_t i = 0; i < calls.size(); ++i) {
-      failed += RunOnGpu(*calls[i], rank, problems[i], position, 3);
-    }
-    return failed;
-  });
-}
 
 void Forbidden(const void*) { emulation::Trap("not the kernel that was to be run"); }
 
@@ -66,12 +30,12 @@ void Forbid(FakeDriver& driver, bool with_multicast) {
                    Forbidden, sizeof(device::MoveArguments));
 }
 
-class GpuMulticast : public ::testing::TestWithParam<Shape> {};
+class GpuMulticast : public GpuShapes {};
 
 TEST_P(GpuMulticast, DoesLargeCallsOfAllGpus) {
   const Shape shape = GetParam();
   const auto body = [&](GpuProcess& process) {
-    std::vector<Problem> problems = LargeProblems(shape.size());
+    std::vector<Problem> problems = LargeGpuProblems(shape.size());
     // And all other calls as before.
     for (const Problem& small : EveryKind(shape.size(), 7)) problems.push_back(small);
     if (Machine::OnHardware()) {
@@ -81,7 +45,10 @@ TEST_P(GpuMulticast, DoesLargeCallsOfAllGpus) {
       });
       return RunAll(process, problems);
     }
-    std::string failed = Expect(process.fabric->gpus()->Memory(), {kWithMulticast});
+    std::string failed = Expect(process.fabric->gpus()->Memory(),
+                                {shape.hosts == 1 ? "memory of the GPUs, with multicast"
+                                                  : "memory of the GPUs, between hosts by fabric "
+                                                    "handles, with multicast"});
     failed += RunAll(process, problems);
     auto counters = process.fabric->Counters();
     if (counters["gpu_multicast_communicators"] != static_cast<uint64_t>(shape.ranks_each)) {
@@ -95,7 +62,9 @@ TEST_P(GpuMulticast, DoesLargeCallsOfAllGpus) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuMulticast,
-                         ::testing::Values(Shape{1, 3}, Shape{2, 2}, Shape{3, 1}), ShapeName);
+                         ::testing::Values(Shape{1, 3}, Shape{2, 2}, Shape{3, 1}, Shape{2, 2, 2},
+                                           Shape{4, 1, 2}),
+                         ShapeName);
 
 TEST(GpuMulticast, GroupsOfSomeGpusHaveNone) {
   const Shape shape{2, 2};
@@ -133,6 +102,7 @@ struct Failing {
   const char* call;
   int nth;
   int process;
+  int hosts = 1;
 };
 
 class GpuMulticastFails : public ::testing::TestWithParam<Failing> {};
@@ -140,20 +110,16 @@ class GpuMulticastFails : public ::testing::TestWithParam<Failing> {};
 TEST_P(GpuMulticastFails, OnOneProcessAndNobodyHasIt) {
   if (Machine::OnHardware()) GTEST_SKIP() << "needs a driver that fails";
   const Failing failing = GetParam();
-  const Shape shape{3, 1};
+  const Shape shape{3, 1, failing.hosts};
   const auto body = [&](GpuProcess& process) {
-    const int self = process.fabric->process();
     std::string failed =
-        Expect(process.fabric->gpus()->Memory(), {"without multicast: ", failing.call});
-    if (self != failing.process) {
-      failed +=
-          Expect(process.fabric->gpus()->Memory(), {StrCat("process ", failing.process, ": ")});
-    }
+        Expect(process.fabric->gpus()->Memory(),
+               {StrCat("without multicast: process ", failing.process, ", pid "), failing.call});
     // Nothing of it is left: the pools of the others are mapped, and the own one.
     if (process.machine->driver().Leaks().find("multicast") != std::string::npos) {
       failed += "a half of it is left ";
     }
-    return failed + RunAll(process, {LargeProblems(3)[0]});
+    return failed + RunAll(process, {LargeGpuProblems(3)[0]});
   };
   const auto fail = [&](int process, FakeDriver& driver) {
     Forbid(driver, true);
@@ -175,9 +141,13 @@ INSTANTIATE_TEST_SUITE_P(
                       Failing{"cuMulticastAddDevice", 1, 0}, Failing{"cuMulticastAddDevice", 1, 2},
                       Failing{"cuMulticastBindMem", 1, 0}, Failing{"cuMulticastBindMem", 1, 2},
                       Failing{"cuMemAddressReserve", 4, 1}, Failing{"cuMemMap", 4, 1},
-                      Failing{"cuMemSetAccess", 4, 2}),
+                      Failing{"cuMemSetAccess", 4, 2}, Failing{"cuMulticastCreate", 1, 0, 2},
+                      Failing{"cuMemImportFromShareableHandle", 3, 1, 2},
+                      Failing{"cuMulticastAddDevice", 1, 2, 2},
+                      Failing{"cuMulticastBindMem", 1, 1, 2}, Failing{"cuMemMap", 4, 1, 2}),
     [](const ::testing::TestParamInfo<Failing>& step) {
-      return StrCat(step.param.call, "In", step.param.process);
+      return StrCat(step.param.call, "In", step.param.process,
+                    step.param.hosts == 1 ? "" : "OfSeveralHosts");
     });
 
 TEST(GpuMulticast, IsNotTriedWhereItCannotBe) {
@@ -212,8 +182,28 @@ TEST(GpuHandles, AreChosenByWhereTheProcessesAre) {
   constexpr unsigned kFd = cuda::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   EXPECT_EQ(*HandleTypes(/*one_host=*/true, /*fabric_offered=*/false), kFd);
   EXPECT_EQ(*HandleTypes(true, true), kFd);
-  EXPECT_EQ(*HandleTypes(false, true), kFd | cuda::CU_MEM_HANDLE_TYPE_FABRIC);
+  EXPECT_EQ(*HandleTypes(false, true), unsigned{cuda::CU_MEM_HANDLE_TYPE_FABRIC});
   EXPECT_EQ(HandleTypes(false, false).status().code(), Code::kUnimplemented);
+}
+
+TEST(GpuHandles, AreProbed) {
+  if (Machine::OnHardware()) GTEST_SKIP() << "needs GPUs with and without";
+  const Shape two_hosts{2, 2, 2};
+  const std::vector<int> ordinals = {0, 1};
+  {
+    Machine machine(two_hosts, 0);
+    EXPECT_EQ(Text(ProbeFabric(machine.api(), ordinals)), "");
+    EXPECT_EQ(machine.driver().Leaks(), "");
+    // As without the device of nvidia-imex.
+    machine.driver().FailCall("cuMemCreate", 2, cuda::CUDA_ERROR_NOT_PERMITTED);
+    EXPECT_EQ(Expect(Text(ProbeFabric(machine.api(), ordinals)),
+                     {"Fake GPU 1 (GPU 1)", "cuMemCreate", "CUDA_ERROR_NOT_PERMITTED"}),
+              "");
+  }
+  Machine without({1, 2}, 0);
+  EXPECT_EQ(Expect(Text(ProbeFabric(without.api(), ordinals)),
+                   {"Fake GPU 0 (GPU 0)", "offers no fabric handles"}),
+            "");
 }
 
 TEST(GpuHandles, TravelAsBytesOrAsDescriptor) {
@@ -236,55 +226,6 @@ TEST(GpuHandles, TravelAsBytesOrAsDescriptor) {
 }
 
 std::string Unexpected(GpuProcess&) { return "used"; }
-
-// As processes of several hosts would do it.
-class GpuFabric : public ::testing::Test {
- protected:
-  GpuFabric() { options_.gpu.one_host = false; }
-  void SetUp() override {
-    if (Machine::OnHardware()) GTEST_SKIP() << "needs fabric handles";
-  }
-  std::string Run(const std::function<std::string(GpuProcess&)>& body,
-                  const std::function<void(int, FakeDriver&)>& driver = nullptr) {
-    const auto offer = [this](int process, FakeConfig& config) {
-      config.fabric_handles = process != without_;
-    };
-    return OnGpus({3, 1}, body, Machine::Gpus::kOneEach, options_,
-                  {.config = offer, .driver = driver});
-  }
-  Options options_ = TestOptions();
-  int without_ = -1;
-};
-
-TEST_F(GpuFabric, CarriesPoolsAndMulticast) {
-  const auto body = [](GpuProcess& process) {
-    std::vector<Problem> problems = EveryKind(3, 7);
-    problems.push_back(LargeProblems(3)[0]);
-    return Expect(process.fabric->gpus()->Memory(), {kWithMulticast}) + RunAll(process, problems);
-  };
-  EXPECT_EQ(Run(body, [](int, FakeDriver& driver) { Forbid(driver, false); }), "");
-}
-
-TEST_F(GpuFabric, AGpuWithoutItEndsItForAll) {
-  without_ = 1;
-  const std::string failed = Run(Unexpected);
-  EXPECT_EQ(Expect(failed, {"process 0: process 1: ", "process 1: UNIMPLEMENTED", "several hosts",
-                            "process 2: process 1: "}),
-            "");
-}
-
-TEST_F(GpuFabric, ARefusalNamesTheProcess) {
-  for (const char* call :
-       {"cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"}) {
-    const std::string failed = Run(Unexpected, [&](int process, FakeDriver& driver) {
-      if (process == 2) driver.FailCall(call, 1, cuda::CUDA_ERROR_NOT_PERMITTED);
-    });
-    EXPECT_EQ(Expect(failed, {"process 0: process 2: ", "process 1: process 2: ", call,
-                              "CUDA_ERROR_NOT_PERMITTED"}),
-              "");
-    EXPECT_EQ(failed.find("used"), std::string::npos);
-  }
-}
 
 // GPUs without a way to each other's memory.
 class GpuStaging : public ::testing::TestWithParam<Shape> {};
@@ -358,7 +299,7 @@ TEST(GpuStagingFails, OtherErrorsAreErrors) {
   };
   const std::string failed =
       OnGpus({2, 1}, Unexpected, Machine::Gpus::kOneEach, TestOptions(), {.driver = fail});
-  EXPECT_EQ(Expect(failed, {"process 0: ", "process 1: process 0: ", "cuMemSetAccess"}), "");
+  EXPECT_EQ(Expect(failed, {"process 0: ", "process 1: process 0, pid ", "cuMemSetAccess"}), "");
   EXPECT_EQ(failed.find("used"), std::string::npos);
 }
 

@@ -1,6 +1,7 @@
 #include "collective/gpu/gpu_ranks.h"
 
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "collective/call_site.h"
@@ -65,6 +66,7 @@ Machine::Machine(Shape shape, int process, Gpus gpus, const Peculiar& peculiar)
     std::fill(config.gpus.begin(), config.gpus.end(), 0);
   }
   config.seed += static_cast<uint64_t>(process);
+  config.fabric_handles = shape.hosts > 1;
   if (peculiar.config) peculiar.config(process, config);
   driver_ = std::make_unique<cuda::FakeDriver>(std::move(config));
   api_ = &driver_->api();
@@ -234,7 +236,8 @@ std::string RunOnGpu(GpuCall& call, GpuRank& rank, const Problem& problem, int p
 std::vector<Problem> NormProblems(int ranks) {
   std::vector<Problem> problems;
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBfloat16}) {
-    for (const auto [rows, hidden] : {std::pair(3, 16), std::pair(37, 1032), std::pair(2, 20008)}) {
+    for (const auto& [rows, hidden] :
+         {std::pair(3, 16), std::pair(37, 1032), std::pair(2, 20008)}) {
       Problem problem{OpKind::kAllReduceRmsNorm,
                       dtype,
                       static_cast<size_t>(rows * hidden),
@@ -254,6 +257,16 @@ std::vector<Problem> GpuProblems(int ranks) {
   problems.push_back(NormProblems(ranks)[0]);
   for (const Problem& large : EveryKind(ranks, 30000)) problems.push_back(large);
   return problems;
+}
+
+std::vector<Problem> LargeGpuProblems(int ranks) {
+  const size_t part = (size_t{2304} << 10) / 4 / static_cast<size_t>(ranks * ranks);
+  const size_t whole = part * static_cast<size_t>(ranks);
+  return {{OpKind::kAllReduce, DType::kFloat32, whole + 3, ranks, ReduceOp::kSum, {}, 0},
+          {OpKind::kAllReduce, DType::kInt32, whole, ranks, ReduceOp::kMax, {}, 0},
+          {OpKind::kReduceScatter, DType::kBfloat16, 2 * part + 5, ranks, ReduceOp::kSum, {}, 0},
+          {OpKind::kReduceScatter, DType::kInt32, part, ranks, ReduceOp::kSum, {}, 0},
+          {OpKind::kAllGather, DType::kFloat32, part + 1, ranks, ReduceOp::kSum, {}, 0}};
 }
 
 CallPointer MakeCall(const Problem& problem, const std::vector<int64_t>& ids, uint64_t site,
@@ -289,6 +302,37 @@ std::string OnGpus(Shape shape, const std::function<std::string(GpuProcess&)>& b
         SetCurrentFabric(nullptr);
         return failed;
       });
+}
+
+std::string RunAll(GpuProcess& process, const std::vector<Problem>& problems) {
+  std::vector<CallPointer> calls;
+  for (size_t i = 0; i < problems.size(); ++i) {
+    calls.push_back(MakeCall(problems[i], process.shape.Ids(), 100 + i));
+  }
+  return process.OnEveryGpu([&](GpuRank& rank, int position) {
+    std::string failed;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      failed += RunOnGpu(*calls[i], rank, problems[i], position, 3);
+    }
+    return failed;
+  });
+}
+
+std::string Expect(const std::string& text, const std::vector<std::string>& parts) {
+  std::string missing;
+  for (const std::string& part : parts) {
+    if (text.find(part) == std::string::npos) missing += StrCat("no '", part, "' in: ", text, "\n");
+  }
+  return missing;
+}
+
+std::string FailureOf(Fabric& fabric) {
+  const Deadline deadline = Deadline::AfterSeconds(20);
+  while (fabric.failure().ok()) {
+    if (deadline.expired()) return "no failure";
+    std::this_thread::yield();
+  }
+  return fabric.failure().ToString();
 }
 
 }  // namespace jaxfabric::testing

@@ -25,7 +25,8 @@ struct Peculiar {
   std::function<void(int process, cuda::FakeDriver&)> driver{};
 };
 
-// A driver with the GPUs of one process and all kernels. One at a time in a process.
+// A driver with the GPUs of one process and all kernels. One at a time in a process. Emulated GPUs
+// of several hosts are of one NVLink domain.
 class Machine {
  public:
   // The GPUs of process `process`, all different where there are so many, or all the same one.
@@ -98,6 +99,8 @@ std::string RunOnGpu(GpuCall& call, GpuRank& rank, const Problem& problem, int p
 std::vector<Problem> NormProblems(int ranks);
 // Problems of every op, small and large.
 std::vector<Problem> GpuProblems(int ranks);
+// Large enough for the switch, in every op that it has.
+std::vector<Problem> LargeGpuProblems(int ranks);
 
 using CallPointer = std::unique_ptr<GpuCall>;
 CallPointer MakeCall(const Problem& problem, const std::vector<int64_t>& ids, uint64_t site,
@@ -120,5 +123,22 @@ struct GpuProcess {
 std::string OnGpus(Shape shape, const std::function<std::string(GpuProcess&)>& body,
                    Machine::Gpus gpus = Machine::Gpus::kOneEach, Options options = TestOptions(),
                    const Peculiar& peculiar = {});
+
+// One call of each on every GPU.
+std::string RunAll(GpuProcess& process, const std::vector<Problem>& problems);
+
+// "" if `text` has all of the parts.
+std::string Expect(const std::string& text, const std::vector<std::string>& parts);
+
+// Waits until the fabric has failed, and says how.
+std::string FailureOf(Fabric& fabric);
+
+// Tests of jobs of several shapes.
+class GpuShapes : public ::testing::TestWithParam<Shape> {
+ protected:
+  void SetUp() override {
+    if (Machine::OnHardware() && GetParam().hosts > 1) GTEST_SKIP() << "needs several hosts";
+  }
+};
 
 }  // namespace jaxfabric::testing

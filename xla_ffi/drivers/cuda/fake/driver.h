@@ -35,6 +35,8 @@ struct FakeConfig {
   bool multicast = true;            // the devices can do it
   bool multicast_functions = true;  // the driver knows it
   bool fabric_handles = false;
+  // Of one NVLink domain, which may be of several hosts: only there fabric handles are of use.
+  int clique = 0;
   bool host_memory = true;  // cuMemCreate() can make memory of the host
   // Pairs of GPUs that cannot reach each other's memory.
   std::vector<std::pair<int, int>> no_peer_access;

@@ -19,9 +19,10 @@ namespace {
 // cuMulticastBindMem() and cuMemMap() wait for the whole team, the real ones for ever.
 constexpr auto kTeamDeadline = std::chrono::seconds(20);
 
-// A fabric handle of the fake: where to find the memfd.
+// A fabric handle of the fake: where to find the memfd, with no socket between the processes.
 struct FabricHandle {
   uint64_t magic;
+  int32_t clique;
   int32_t pid;
   int32_t fd;
   uint64_t inode;
@@ -160,8 +161,8 @@ CUresult Calls::cuMemExportToShareableHandle(void* shareable, CUmemGenericAlloca
     *static_cast<int*>(shareable) = fd;
     return CUDA_SUCCESS;
   }
-  const FabricHandle fabric{AllocationHeader::kMagic, locked.state.pid, allocation->fd(),
-                            allocation->inode()};
+  const FabricHandle fabric{AllocationHeader::kMagic, locked.state.config.clique, locked.state.pid,
+                            allocation->fd(), allocation->inode()};
   std::memset(shareable, 0, sizeof(CUmemFabricHandle));
   std::memcpy(shareable, &fabric, sizeof(fabric));
   return CUDA_SUCCESS;
@@ -177,7 +178,9 @@ CUresult Calls::cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* han
   } else if (type == CU_MEM_HANDLE_TYPE_FABRIC && locked.state.config.fabric_handles) {
     FabricHandle fabric;
     std::memcpy(&fabric, shareable, sizeof(fabric));
-    if (fabric.magic != AllocationHeader::kMagic) return CUDA_ERROR_INVALID_VALUE;
+    if (fabric.magic != AllocationHeader::kMagic || fabric.clique != locked.state.config.clique) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
     auto opened = Allocation::OpenOf(fabric.pid, fabric.fd, fabric.inode);
     if (!opened.ok()) return CUDA_ERROR_INVALID_VALUE;
     fd = std::move(*opened);
