@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import ipaddress
 import logging
 import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxfabric import gpu_table
+from jaxfabric import _network_settings, gpu_table
 
 _PREFIX = "JAXFABRIC_"
 _LOG_LEVELS = {"error": 0, "warning": 1, "info": 2}
@@ -75,6 +74,8 @@ class Config:
     gpu_windows: str = _field("off", "on: peers read and write XLA's own arrays on GPUs; or off")
     net_interface: str = _field("", "names or subnets of the interface that other hosts reach")
     net_port_range: str = _field("", "ports that other hosts reach, such as 40000-40100")
+    pattern: str = _field("", "patterns between hosts, whatever they cost; none: no pattern")
+    network_cost: str = _field("measured", "measured, default, or microseconds and GB/s: 30,1.2")
     tcp_sockets: int = _field(2, "connections for data between two processes", 1, 64)
     unreachable_after: float = _field(10.0, "a host that has not answered for so long is gone", 2)
     log_level: str = _field("warning", "error, warning or info")
@@ -87,7 +88,10 @@ class Config:
     def _check(field: dataclasses.Field[Any], value: object, source: str) -> None:
         if field.type == "str":
             if check := _TEXT_CHECKS.get(field.name):
-                check(source, value)
+                try:
+                    check(source, value)
+                except ValueError as error:
+                    raise ConfigError(str(error)) from None
             elif value not in _CHOICES[field.name]:
                 choices = ", ".join(_CHOICES[field.name])
                 raise ConfigError(f"{source}{value}: use one of {choices}")
@@ -143,6 +147,8 @@ class Config:
             if field.name not in _OF_LOWERING
             for value in (getattr(self, field.name),)
         }
+        if self.network_cost == "default":
+            options["network_cost"] = ""
         options["log_level"] = _LOG_LEVELS[self.log_level]
         return options
 
@@ -257,29 +263,12 @@ def parse_gpu_limits(source: str, text: object) -> tuple[gpu_table.Override, ...
     return tuple(overrides)
 
 
-def _check_interface(source: str, text: object) -> None:
-    for entry in str(text).split(","):
-        try:
-            if "/" in entry:
-                ipaddress.ip_network(entry.strip(), strict=False)
-        except ValueError as error:
-            raise ConfigError(
-                f"{source}{text}: {error}; use names of interfaces, or subnets such as 10.0.0.0/8, "
-                "separated by commas"
-            ) from None
-
-
-def _check_port_range(source: str, text: object) -> None:
-    first, dash, last = str(text).partition("-")
-    ports = [int(port) for port in (first, last if dash else first) if port.isdecimal()]
-    if text and not (len(ports) == 2 and 0 < ports[0] <= ports[1] < 1 << 16):
-        raise ConfigError(f"{source}{text}: use a range of ports such as 40000-40100")
-
-
 _TEXT_CHECKS: dict[str, Callable[[str, object], Any]] = {
     "gpu_limits": parse_gpu_limits,
-    "net_interface": _check_interface,
-    "net_port_range": _check_port_range,
+    "net_interface": _network_settings.check_interface,
+    "net_port_range": _network_settings.check_port_range,
+    "network_cost": _network_settings.check_network_cost,
+    "pattern": _network_settings.check_pattern,
 }
 
 

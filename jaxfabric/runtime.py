@@ -63,6 +63,8 @@ def initialize(
     gpu_windows: str | None = None,
     net_interface: str | None = None,
     net_port_range: str | None = None,
+    pattern: str | None = None,
+    network_cost: str | None = None,
     tcp_sockets: int | None = None,
     unreachable_after: float | None = None,
     log_level: str | None = None,
@@ -98,6 +100,8 @@ def initialize(
         net_interface: the interface that processes of other hosts reach, by names or subnets:
             "eth0", "10.0.0.0/8" (""; one in the coordinator's subnet, or the first that is up).
         net_port_range: the ports that they reach, such as "40000-40100" (""; any).
+        pattern: patterns between hosts that are taken whatever they cost, or "none" (""; by cost).
+        network_cost: "measured", "default", or microseconds and GB/s: "30,1.2" ("measured").
         tcp_sockets: connections for data between two processes of different hosts (2).
         unreachable_after: a host that has not answered for so long is gone, in seconds (10).
         log_level: "error", "warning" or "info" ("warning").
@@ -322,12 +326,11 @@ def _start(
 def _must_agree(config: Config, ext: Any) -> dict[str, str]:  # noqa: ANN401
     from jaxfabric import __version__
 
+    agreed = ("segment_bytes", "gpu_limits", "gpu_windows", "pattern", "network_cost")
     return {
         "the version of jaxfabric": __version__,
         "the compiled FFI version": ".".join(map(str, ext.ffi_version())),
-        "segment_bytes": str(config.segment_bytes),
-        "gpu_limits": config.gpu_limits,
-        "gpu_windows": config.gpu_windows,
+        **{name: str(getattr(config, name)) for name in agreed},
     }
 
 

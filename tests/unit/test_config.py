@@ -58,6 +58,10 @@ def test_sizes(text, value):
         ("JAXFABRIC_NET_PORT_RANGE", "1-65536", "40000-40100"),
         ("JAXFABRIC_NET_PORT_RANGE", "80-", "40000-40100"),
         ("JAXFABRIC_TCP_SOCKETS", "0", "at least 1, at most 64"),
+        ("JAXFABRIC_PATTERN", "ring,round", "halving-doubling"),
+        ("JAXFABRIC_NETWORK_COST", "30", "such as 30,1.2"),
+        ("JAXFABRIC_NETWORK_COST", "nan,1", "such as 30,1.2"),
+        ("JAXFABRIC_NETWORK_COST", "0,1", "such as 30,1.2"),
         ("JAXFABRIC_UNREACHABLE_AFTER", "1", "at least 2"),
         ("JAXFABRIC_GPU_WINDOWS", "maybe", "use one of on, off"),
     ],
@@ -147,6 +151,8 @@ _FORMS = {
     "gpu_limits": "OP[/RANKS[/KIND]]=BYTES",
     "net_interface": "NAME",
     "net_port_range": "FIRST-LAST",
+    "network_cost": "measured, default or MICROSECONDS,GB/S",
+    "pattern": "none or NAME,...",
 }
 
 
@@ -175,3 +181,23 @@ def test_the_page_of_settings_is_what_the_code_says():
     known |= {*config.RUN_VARIABLES}
     assert {*re.findall(r"JAXFABRIC_[A-Z_]+", text)} == known
     assert rows.keys() < inspect.signature(jaxfabric.initialize).parameters.keys()
+
+
+def test_patterns_have_the_names_of_the_core():
+    from jaxfabric import _ext, _network_settings, _simulate
+
+    names = {
+        row["pattern"] for op in _simulate.OPS.values() for row in _ext.simulate(op, 8, 4, 1, {})
+    }
+    assert names == {*_network_settings.PATTERNS}
+
+
+@pytest.mark.parametrize("text", ["none", "ring", "tree,bruck", "recursive-doubling"])
+def test_patterns(text):
+    assert Config.from_environment({"JAXFABRIC_PATTERN": text.upper()}).pattern == text
+
+
+def test_network_costs_for_the_core():
+    assert Config().options()["network_cost"] == "measured"
+    assert Config(network_cost="default").options()["network_cost"] == ""
+    assert Config(network_cost="30,1.2").options()["network_cost"] == "30,1.2"

@@ -111,6 +111,7 @@ Status Fabric::Connect(const std::vector<std::string>& addresses, const Mesh::Jo
                              std::move(greetings[process].hello.fds)));
   }
   JF_RETURN_IF_ERROR(AgreeOnMachine(ranks, deadline));
+  if (host_numbers.size() > 1) JF_RETURN_IF_ERROR(AgreeOnCosts(deadline));
   // All have GPUs or none has: every process has seen every hello.
   if (gpus_) {
     JF_ASSIGN_OR_RETURN(std::string unusable,

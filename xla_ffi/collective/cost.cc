@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 
 #include "base/status.h"
+#include "collective/pattern/messages.h"
 
 namespace jaxfabric {
 namespace {
@@ -174,6 +176,90 @@ size_t Cheapest(std::span<const Candidate> candidates, std::span<const PatternKi
   }
   if (best == candidates.size() && !kinds.empty()) return Cheapest(candidates);
   return best;
+}
+
+Result<PatternChoice> PatternChoice::Parse(std::string_view text) {
+  PatternChoice choice;
+  choice.none = text == "none";
+  while (!text.empty() && !choice.none) {
+    const std::string_view name = text.substr(0, text.find(','));
+    const auto* kind = std::find_if(std::begin(kPatternKinds), std::end(kPatternKinds),
+                                    [name](PatternKind k) { return PatternName(k) == name; });
+    if (kind == std::end(kPatternKinds)) {
+      std::string names;
+      for (const PatternKind known : kPatternKinds) names += StrCat(", ", PatternName(known));
+      return Status(Code::kInvalidArgument,
+                    StrCat("pattern has ", name, "; there are none", names));
+    }
+    choice.wanted.push_back(*kind);
+    text.remove_prefix(std::min(text.size(), name.size() + 1));
+  }
+  return choice;
+}
+
+Status PatternChoice::SetCosts(std::string_view text) {
+  if (text.empty()) return OkStatus();
+  const std::string copy(text);
+  char* end = nullptr;
+  const double microseconds = std::strtod(copy.c_str(), &end);
+  const bool two = *end == ',';
+  const double gigabytes = two ? std::strtod(end + 1, &end) : 0;
+  if (!two || *end != 0 || !(microseconds > 0 && gigabytes > 0)) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("network_cost is ", text, ": use microseconds and GB/s, such as 30,1.2"));
+  }
+  model.between.alpha = microseconds * 1e-6;
+  model.between.overhead = std::min(model.between.overhead, model.between.alpha);
+  model.between.beta = model.host_beta = 1e-9 / gigabytes;
+  return OkStatus();
+}
+
+double PlainSeconds(const PatternCall& call, const CostModel& model) {
+  const double n = call.hosts;
+  const double peers = call.remote_processes;
+  const auto array = static_cast<double>(call.bytes);
+  // What all wait for, in arrays.
+  Effort effort{.rounds = 1, .messages = peers - 1, .sent = (n - 1) / n};
+  if (call.op == OpKind::kBarrier) effort.sent = 0;
+  if (call.op == OpKind::kBroadcast) effort.sent = peers;
+  if (call.op == OpKind::kReduceScatter) effort.added = (n - 1) / n;
+  if (call.op == OpKind::kAllReduce && call.one_shot) effort.sent = effort.added = peers;
+  if (call.op == OpKind::kAllReduce && !call.one_shot) {
+    effort = EffortOf(PatternKind::kDirect, call.op, call.hosts);
+  }
+  const double flows = call.ranks_per_host;
+  return effort.rounds * model.between.alpha + effort.messages * model.between.overhead +
+         (effort.rounds + effort.messages) * (flows - 1) * model.host_overhead +
+         effort.sent * array * std::max(model.between.beta, flows * model.host_beta) +
+         effort.added * array * model.gamma;
+}
+
+std::optional<PatternKind> ChoosePattern(const PatternCall& call, const PatternChoice& choice) {
+  const OpKind op = call.op;
+  const bool shared = call.ranks_per_host > 1;
+  const bool runs = shared ? (op == OpKind::kAllReduce && call.bytes <= kMostSharedBytes) ||
+                                 op == OpKind::kBarrier
+                           : op != OpKind::kPermute && op != OpKind::kRaggedAllToAll;
+  if (!runs || call.hosts < 2 || choice.none) return std::nullopt;
+  const GroupShape shape{call.hosts, call.ranks_per_host, 1};
+  std::vector<Candidate> candidates = Candidates(op, call.bytes, shape, choice.model);
+  std::erase_if(candidates, [&](const Candidate& candidate) {
+    // Of hosts with several ranks the sum of a host is in the result, not in an operand.
+    if (shared && Collects(candidate.kind, op)) return true;
+    return MostMessageBytes(candidate.kind, op, call.hosts, call.bytes) > kMostMessageBytes;
+  });
+  if (candidates.empty()) return std::nullopt;
+  const auto is_wanted = [&choice](PatternKind kind) {
+    return std::find(choice.wanted.begin(), choice.wanted.end(), kind) != choice.wanted.end();
+  };
+  const Candidate& wanted = candidates[Cheapest(candidates, choice.wanted)];
+  if (is_wanted(wanted.kind)) return wanted.kind;
+  const Candidate& best = candidates[Cheapest(candidates)];
+  // Messages follow the receiver's word of where they go.
+  const double seconds = best.seconds() + choice.model.between.alpha;
+  const bool too_many = call.remote_processes > choice.model.most_peers && best.allowed;
+  if (!too_many && seconds >= PlainSeconds(call, choice.model)) return std::nullopt;
+  return best.kind;
 }
 
 std::string Explain(std::span<const Candidate> candidates, size_t taken) {

@@ -9,10 +9,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/status.h"
 #include "collective/pattern/pattern.h"
 
 namespace jaxfabric {
@@ -79,6 +82,36 @@ std::vector<Candidate> Candidates(OpKind op, uint64_t bytes, const GroupShape& s
 // The number of the cheapest allowed one, of those whose kind is in `kinds` if that is not empty.
 // If none of them is there: of all.
 size_t Cheapest(std::span<const Candidate> candidates, std::span<const PatternKind> kinds = {});
+
+// What decides over patterns; the same on all ranks of a job.
+struct PatternChoice {
+  CostModel model;
+  bool none = false;                // no call is run by a pattern
+  std::vector<PatternKind> wanted;  // for those ops that have them, whatever they cost
+
+  // Of "", "none", or names as PatternName() has them, separated by commas.
+  static Result<PatternChoice> Parse(std::string_view text);
+  // The model's figures for messages between hosts, of "" (the defaults), or microseconds and GB/s
+  // such as "30,1.2".
+  Status SetCosts(std::string_view text);
+};
+
+// A call that a pattern may run between its hosts, one rank of each being a member.
+struct PatternCall {
+  OpKind op = OpKind::kBarrier;
+  uint64_t bytes = 0;
+  int32_t hosts = 1;
+  int32_t ranks_per_host = 1;    // the most
+  int32_t remote_processes = 0;  // on other hosts than a rank's own
+  bool one_shot = true;          // an all_reduce without a pattern sends whole arrays, not parts
+};
+
+// Seconds of what ranks do without a pattern: everybody sends to all who need it at once, and what
+// is sent rides with what announces it.
+double PlainSeconds(const PatternCall& call, const CostModel& model);
+
+// The cheapest of the patterns that are wanted, or one that costs less than to do without.
+std::optional<PatternKind> ChoosePattern(const PatternCall& call, const PatternChoice& choice);
 
 // A line about each candidate, with the one that was taken marked.
 std::string Explain(std::span<const Candidate> candidates, size_t taken);

@@ -73,8 +73,13 @@ Result<std::unique_ptr<Fabric>> Fabric::Create(int process, int process_count,
                                                  "; at least ", kLeast, " bytes are needed"));
   }
   std::sort(local_ranks.begin(), local_ranks.end());
+  JF_ASSIGN_OR_RETURN(PatternChoice patterns, PatternChoice::Parse(options.pattern));
+  if (options.network_cost != kMeasured) {
+    JF_RETURN_IF_ERROR(patterns.SetCosts(options.network_cost));
+  }
   std::unique_ptr<Fabric> fabric(
       new Fabric(process, process_count, std::move(local_ranks), options));
+  fabric->patterns_ = std::move(patterns);
   JF_RETURN_IF_ERROR(fabric->Bind());
   return fabric;
 }
@@ -193,37 +198,6 @@ void Fabric::Shutdown() {
 Status Fabric::failure() const {
   std::lock_guard lock(mutex_);
   return failure_;
-}
-
-std::map<std::string, uint64_t> Fabric::Counters() const {
-  std::map<std::string, uint64_t> counters;
-  counters["handed_off"] = handed_off_.load(std::memory_order_relaxed);
-  counters["unknown_launch_bases"] = SiteRegistry::Get().unknown_bases();
-  counters["sleeps"] = sleeps_.load(std::memory_order_relaxed);
-  counters["staging_allocations"] = staging_allocations_.load(std::memory_order_relaxed);
-  counters["staging_free_bytes"] = staging_->free_bytes();
-  counters["window_bytes"] = window_.size();
-  counters["dropped_messages"] = mesh_->dropped_messages();
-  counters["refused_connections"] = mesh_->refused_connections();
-  counters["process_reads"] = process_reads_ ? 1 : 0;
-  if (gpus_) counters.merge(gpus_->Counters());
-  std::lock_guard lock(mutex_);
-  counters["communicators"] = communicators_.size();
-  counters["instances"] = participants_.size();
-  return counters;
-}
-
-void Fabric::EnableTrace(size_t capacity) {
-  std::lock_guard lock(mutex_);
-  if (trace_ring_) return;
-  trace_ring_ = std::make_unique<TraceRing>(capacity);
-  // Release: the ring is complete.
-  trace_.store(trace_ring_.get(), std::memory_order_release);
-}
-
-std::vector<TraceRing::Entry> Fabric::Trace() const {
-  const TraceRing* ring = trace();
-  return ring == nullptr ? std::vector<TraceRing::Entry>() : ring->Entries();
 }
 
 int Fabric::LocalIndex(int64_t rank) const {

@@ -16,11 +16,13 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "base/deadline.h"
 #include "base/status.h"
+#include "collective/blocks.h"
 #include "collective/communicator.h"
 #include "collective/completion.h"
 #include "collective/directory.h"
@@ -109,6 +111,8 @@ class Fabric {
   // An execution has failed for a reason of its own: its peers cannot finish theirs.
   void ReportFailure(const Status& status) { Poison(status); }
 
+  // One more call instance of a rank is run so: an algorithm, or a pattern.
+  void CountRunBy(std::string_view name);
   void Register(Participant& participant);
   void Unregister(Participant& participant);
   void Announce(const Participant& participant);
@@ -132,6 +136,8 @@ class Fabric {
   // No other process, and no other call of this one, gets the same.
   uint64_t NewSalt();
   void FreeStaging(StagingPool::Block block) { staging_->Free(block); }
+  BlockPool& blocks() { return blocks_; }
+  const PatternChoice& patterns() const { return patterns_; }
 
   // Sleeps until somebody rings this process, unless `done()` says there is no need to.
   template <class Done>
@@ -189,6 +195,12 @@ class Fabric {
   }
   Status Greet(int process, const Mesh::Greeting& greeting, std::vector<UniqueFd> fds);
   Status AgreeOnMachine(size_t ranks, Deadline deadline);
+  // calibrate.cc
+  Status AgreeOnCosts(Deadline deadline);
+  std::optional<PathCost> MeasurePath(int partner);
+  void AnswerPath(int measuring);
+  bool AwaitWord(int process, uint64_t value, Deadline deadline);
+  std::span<std::byte> StagingOf(int process) const;
   // network.cc
   Status ChooseNetwork();
   Status BindMessages(const Mesh::Job& job);
@@ -268,14 +280,18 @@ class Fabric {
   bool process_reads_ = false;
   std::string no_process_reads_;  // why not; empty where there is nobody to read
   Directory directory_;
+  PatternChoice patterns_;  // not changed after Connect()
+  bool costs_measured_ = false;
+  BlockPool blocks_;
   std::unique_ptr<MessageEndpoint> messages_;  // where processes are on several hosts
   uint32_t window_region_ = 0;
   uint64_t nonce_ = 0;  // random where there are other hosts
   std::mutex links_mutex_;
 
-  mutable std::mutex mutex_;  // communicators, participants, failure, stuck reports
+  mutable std::mutex mutex_;  // communicators, participants and counts, failure, stuck reports
   std::map<std::vector<int64_t>, std::shared_ptr<Communicator>> communicators_;
   std::set<Participant*> participants_;
+  std::map<std::string_view, uint64_t> run_by_;
   struct RetiredCell {  // waiting for the peers to retire the instance too
     uint32_t cell;
     std::vector<StagingPool::Block> staging;

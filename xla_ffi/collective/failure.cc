@@ -238,6 +238,7 @@ void Fabric::OnMessage(int process, WireReader& message) {
     case MessageType::kHello:
     case MessageType::kReady:
     case MessageType::kGpuSetup:
+    case MessageType::kCosts:
       return;
   }
 }

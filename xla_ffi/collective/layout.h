@@ -66,7 +66,8 @@ struct alignas(64) PublishLine {
       uint64_t ring_bytes;     // of one sub-stream
       uint64_t result_offset;  // two-shot: the ring of reduced bytes
       uint64_t result_bytes;
-      // Plan::places: the number of the owner's output, into which its sources put.
+      // Plan::places, kPattern: the number of the owner's output, or of its block, into which its
+      // sources put.
       uint64_t output_region;
     } staged;
     struct {  // kDirect: addresses in the owner's process

@@ -1,5 +1,6 @@
-// Whom an execution waits for.
+// Whom an execution waits for, and which executions there have been.
 #include <algorithm>
+#include <iterator>
 
 #include "collective/op.h"
 #include "collective/participant.h"
@@ -38,6 +39,7 @@ bool Op::NeedsAsSource(int peer) const {
   if (!std::binary_search(plan.sources.begin(), plan.sources.end(), peer)) return false;
   const auto index = static_cast<size_t>(peer);
   const Slot* slot = found_[index] ? found_[index] : Look(peer);
+  if (plan.algorithm == Algorithm::kPattern) return PatternNeeds(peer);
   if (plan.algorithm == Algorithm::kPull) return plan.reduces ? !slot : !pulled_[index];
   if (!slot) return !sources_found_;
   if (plan.algorithm == Algorithm::kHosts) return HostsNeed(peer);
@@ -55,7 +57,9 @@ bool Op::NeedsAsSource(int peer) const {
 bool Op::NeedsAsReader(int peer) const {
   const Plan& plan = participant_.plan();
   // Direct buffers: see Linger().
-  if (plan.algorithm == Algorithm::kPull || plan.algorithm == Algorithm::kHosts) return false;
+  if (plan.algorithm == Algorithm::kPull) return false;
+  // What these need of a peer they say above.
+  if (plan.algorithm == Algorithm::kHosts || plan.algorithm == Algorithm::kPattern) return false;
   if (!std::binary_search(plan.readers.begin(), plan.readers.end(), peer)) return false;
   const Slot* slot = found_[static_cast<size_t>(peer)];
   if (!slot) slot = Look(peer);
@@ -66,6 +70,17 @@ bool Op::NeedsAsReader(int peer) const {
   if (plan.algorithm == Algorithm::kRagged && consumed < plan.table_bytes()) return true;
   return plan.algorithm == Algorithm::kTwoShot && results_ < plan.stream &&
          Consumed(slot, peer, /*results=*/true) + result_ring_ < plan.stream;
+}
+
+bool Participant::HasEntered(uint64_t tag) const {
+  // The first one, which does not know its number yet.
+  if (!ready() || tag == 0) return true;
+  const auto has = [tag](const std::atomic<uint64_t>& word) {
+    return word.load(std::memory_order_relaxed) == tag;  // orders nothing: a look at a number
+  };
+  return std::any_of(std::begin(mine_->done), std::end(mine_->done), has) ||
+         std::any_of(std::begin(mine_->slots), std::end(mine_->slots),
+                     [&](const Slot& slot) { return has(slot.publish.tag); });
 }
 
 }  // namespace jaxfabric

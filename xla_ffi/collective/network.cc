@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 
 #include "base/hash.h"
 #include "collective/fabric.h"
@@ -99,7 +100,10 @@ uint64_t Fabric::NewSalt() {
 Topology Fabric::TopologyOf(const std::vector<PeerView>& peers, bool one_process) const {
   const bool one_host =
       std::none_of(peers.begin(), peers.end(), [](const PeerView& peer) { return peer.remote; });
-  Topology topology{one_process, process_reads_ && one_host, {}};
+  std::set<int> processes;
+  for (const PeerView& peer : peers) processes.insert(peer.process);
+  Topology topology{
+      one_process, process_reads_ && one_host, {}, static_cast<int>(processes.size()), patterns_};
   for (const PeerView& peer : peers) {
     if (!one_host) {
       topology.host_of.push_back(peers_[static_cast<size_t>(peer.process)].host_number);

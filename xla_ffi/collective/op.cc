@@ -35,6 +35,9 @@ void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint
   next_reader_ = 0;
   stream_ = produced_ = consumed_ = results_ = results_consumed_ = landed_ = 0;
   told_ = {};
+  pattern_.block = nullptr;
+  pattern_.begun = pattern_.awaits_sending = false;
+  pattern_.sent = pattern_.taken = pattern_.collected = pattern_.entered = 0;
   tickets_.clear();
   started = reported = looked = {};
   warned = false;
@@ -72,6 +75,9 @@ bool Op::Advance() {
             break;
           case Algorithm::kHosts:
             step = StepHosts();
+            break;
+          case Algorithm::kPattern:
+            step = StepPattern();
             break;
         }
         if (!step) return moved;
@@ -145,11 +151,17 @@ bool Op::Claim() {
   }
   if (slot_ < 0) {
     slot_ = participant.TryClaimSlot(tag_, entry_);
-    if (slot_ < 0) return false;
+    if (slot_ < 0) {
+      // The peers may wait just as long, for the word that this rank has finished theirs.
+      for (const RemotePeer& remote : participant.remotes_) (void)remote.channel->Push();
+      return false;
+    }
     mine_ = &participant.mine_->slots[slot_];
   }
   const bool staged = !plan.inlined && plan.algorithm != Algorithm::kPull && !plan.readers.empty();
-  if (staged && plan.places && !participant.local_readers_) {
+  if (plan.algorithm == Algorithm::kPattern) {
+    if (!ClaimForPattern()) return stage_ != Stage::kClaim;
+  } else if (staged && plan.places && !participant.local_readers_) {
     ring_ = stream_;
   } else if (staged && !PlaceStaging(plan.ring)) {
     return false;
@@ -237,11 +249,14 @@ void Op::Publish() {
     line.staged.result_offset =
         result_staging_ ? static_cast<uint64_t>(result_staging_ - window) : 0;
     line.staged.result_bytes = result_ring_;
-    line.staged.output_region = output_region_.value_or(0);
+    line.staged.output_region =
+        pattern_.block ? pattern_.block->region : output_region_.value_or(0);
     // The first segment rides with the announcement.
     if (plan.algorithm == Algorithm::kHosts) {
       ClearCounters();
       StageForHost();
+    } else if (plan.algorithm == Algorithm::kPattern) {
+      ShowOperand();
     } else if (!plan.places) {
       Produce();
     }
@@ -303,86 +318,6 @@ uint64_t Op::Consumed(const Slot* slot, int peer, bool results) const {
   const uint64_t consumed = counter.load(std::memory_order_acquire);
   // A recycled slot shows another tag before it shows other counters: see Publish().
   return slot->publish.tag.load(std::memory_order_acquire) == tag_ ? consumed : everything;
-}
-
-bool Op::Linger() {
-  // Everybody who may touch this rank's buffers has to be done before XLA gets them back.
-  if (!Sent()) {
-    const std::vector<int> missing = ReadersNotSentTo();  // none, if all is sent by now
-    if (!missing.empty()) waiting_for_ = missing.front();
-    return false;
-  }
-  const auto& readers = participant_.plan().readers;
-  const bool direct = participant_.plan().algorithm == Algorithm::kPull;
-  while (direct && next_reader_ < readers.size()) {
-    if (!participant_.ReaderDone(next_reader_, slot_, tag_)) {
-      waiting_for_ = readers[next_reader_];
-      return false;
-    }
-    ++next_reader_;
-  }
-  FreeSlot();
-  return true;
-}
-
-void Op::Fail(Status status) {
-  if (stage_ == Stage::kRevoke || stage_ == Stage::kFinished) return;
-  status_ = std::move(status);
-  CloseOutput();
-  const bool published = stage_ == Stage::kTransfer || stage_ == Stage::kLinger;
-  if (mine_ && mine_->publish.placement == Placement::kDirect && published) {
-    // Sequentially consistent with a reader's store to `reading` and its load of `revoked`: either
-    // it sees the revocation, or Revoke() sees it reading.
-    mine_->consume.revoked.store(1, std::memory_order_seq_cst);
-    stage_ = Stage::kRevoke;
-  } else if (!Sent()) {
-    stage_ = Stage::kRevoke;
-  } else {
-    stage_ = Stage::kFinished;
-  }
-}
-
-bool Op::Revoke() {
-  if (!Sent()) return false;  // the failure ends all channels
-  const auto& plan = participant_.plan();
-  for (int reader : plan.readers) {
-    if (plan.algorithm != Algorithm::kPull) break;
-    const PeerView& peer = participant_.peers_[static_cast<size_t>(reader)];
-    // A reader in another process reads with process_vm_readv, which cannot crash, and looks at
-    // `revoked` afterwards. It may be stopped in the middle: nobody waits for it.
-    if (peer.process != participant_.fabric().process()) continue;
-    for (Slot& slot : peer.cell->slots) {
-      if (slot.publish.tag.load(std::memory_order_seq_cst) == tag_ &&
-          slot.consume.reading.load(std::memory_order_seq_cst) != 0) {
-        waiting_for_ = reader;
-        return false;
-      }
-    }
-  }
-  stage_ = Stage::kFinished;
-  return true;
-}
-
-void Op::Finish(bool ring) {
-  CloseOutput();
-  participant_.LogDone(tag_);
-  if (ring) {
-    Announce();
-  } else if (participant_.plan().readers.empty()) {
-    // Who has no readers may publish nothing for long, and the owners wait for the word of its end.
-    for (const RemotePeer& remote : participant_.remotes_) (void)remote.channel->Push();
-  }
-  if (Sent()) {
-    FreeSlot();
-  } else {
-    stage_ = Stage::kLinger;
-  }
-}
-
-void Op::FreeSlot() {
-  // Release: this op's accesses to the slot come before whoever claims it next.
-  participant_.slots_[slot_].complete.store(true, std::memory_order_release);
-  stage_ = Stage::kFinished;
 }
 
 }  // namespace jaxfabric

@@ -12,8 +12,10 @@
 
 #include "base/deadline.h"
 #include "base/status.h"
+#include "collective/blocks.h"
 #include "collective/call.h"
 #include "collective/layout.h"
+#include "collective/pattern/pattern.h"
 
 namespace jaxfabric {
 
@@ -55,6 +57,10 @@ class Op {
   // Position of a peer that this execution waits for, -1 if it is none in particular. Found without
   // a search: there may be others, and one of those may be the one that holds everybody up.
   int waiting_for() const { return waiting_for_; }
+  // It waits for the network to take what was sent, which rings no bell.
+  bool awaits_sending() const {
+    return stage_ == Stage::kLinger || stage_ == Stage::kRevoke || pattern_.awaits_sending;
+  }
   // All of them: the execution cannot end unless each of these peers does something more.
   std::vector<int> Missing() const;
 
@@ -89,6 +95,7 @@ class Op {
   void Tell(const RemotePeer& remote);
   uint64_t consumed_told() const;
   bool Sent() const;
+  bool SentTo(size_t remote, uint64_t ticket) const;
   std::vector<int> ReadersNotSentTo() const;
   // Puts a segment to its readers on other hosts.
   void PostInput(size_t offset, size_t bytes);
@@ -132,6 +139,29 @@ class Op {
   bool CollectResults();
   bool ServeHost();
 
+  // algorithm/pattern.cc
+  bool ClaimForPattern();
+  bool TakeBlock();
+  void GiveBlock();
+  bool StepPattern();
+  void ShowOperand();
+  bool StepOfOthers();
+  bool AddLocals();
+  void ShowResult();
+  void BeginPattern();
+  void EndPattern();
+  int MemberAt(int32_t member) const;
+  std::byte* PatternArray() const;
+  size_t RowAhead(uint32_t distance) const;
+  const std::byte* SentBlock(const Step& step, uint32_t block) const;
+  std::byte* ReceivedBlock(uint32_t block) const;
+  bool SendSteps();
+  bool SendStep(size_t index);
+  bool EnterStep();
+  bool CollectSteps();
+  bool TakenUpTo(size_t step);
+  bool HasArrived(size_t step) const;
+
   // algorithm/ragged.cc
   bool PrepareRagged();
   Status CheckOwnSlices() const;
@@ -154,7 +184,8 @@ class Op {
   // missing.cc
   bool NeedsAsSource(int peer) const;
   bool NeedsAsReader(int peer) const;
-  bool HostsNeed(int peer) const;  // algorithm/hosts.cc
+  bool HostsNeed(int peer) const;     // algorithm/hosts.cc
+  bool PatternNeeds(int peer) const;  // algorithm/pattern.cc
 
   Participant& participant_;
   Buffers buffers_;
@@ -203,6 +234,18 @@ class Op {
   uint64_t results_consumed_ = 0;
   std::vector<const void*> host_operands_;  // kHosts: scratch for Reduce
   uint64_t landed_ = 0;                     // kHosts: bytes that had arrived for others here
+  struct PatternState {
+    BlockPool::Block* block = nullptr;
+    bool begun = false;           // the array is as it has to be before the first step
+    bool awaits_sending = false;  // what has arrived would overwrite what is on its way
+    // So many of the first steps ...
+    size_t sent = 0;                // ... have posted what they send,
+    size_t taken = 0;               // ... have had it taken from the array,
+    size_t collected = 0;           // ... have got what is to be collected,
+    size_t entered = 0;             // ... have what they receive in the array.
+    std::vector<uint8_t> posted;    // by step: what it sends
+    std::vector<uint64_t> tickets;  // by step; 0: nothing to wait for
+  } pattern_;
   struct Ragged {
     std::vector<RaggedSlice> sent;      // by destination and slice
     std::vector<RaggedSlice> received;  // by source and slice

@@ -4,11 +4,15 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "collective/gpu/options.h"
 
 namespace jaxfabric {
+
+// Options::network_cost: by a short measurement while the job connects.
+inline constexpr std::string_view kMeasured = "measured";
 
 struct Options {
   double deadline = 300;            // seconds one collective may wait for its peers
@@ -22,10 +26,13 @@ struct Options {
   double out_of_step_microseconds = 200;
   // How processes of other hosts reach this one; see os/interfaces.h.
   std::string net_interface;
-  std::string net_port_range;     // "40000-40100"; empty: any
-  std::string coordinator;        // "10.0.0.1:1234" or empty: helps to choose the interface
-  double unreachable_after = 10;  // seconds without an answer after which a host is gone
-  int tcp_sockets = 2;            // for data, between two processes of different hosts
+  std::string net_port_range;       // "40000-40100"; empty: any
+  std::string coordinator;          // "10.0.0.1:1234" or empty: helps to choose the interface
+  double unreachable_after = 10;    // seconds without an answer after which a host is gone
+  std::string pattern;              // see PatternChoice::Parse; the same on all processes
+  std::string network_cost;         // see PatternChoice::SetCosts; the same on all processes
+  double measuring_seconds = 0.05;  // for it, once the connection is open
+  int tcp_sockets = 2;              // for data, between two processes of different hosts
   // Processes with different ones take each other for processes of other hosts: for tests.
   std::string host_suffix;
   // The ranks that are GPUs; the others are CPU devices.

@@ -204,6 +204,7 @@ bool Participant::ResolvePeers(int64_t run_id, std::optional<int32_t> settled) {
   }
   // Positions of two meshes may be equal where their ranks are not.
   plan_.header ^= static_cast<uint32_t>(Hasher().Add(std::span<const int64_t>(ranks)).Finish());
+  fabric_.CountRunBy(plan_.name());
   for (SlotState& slot : slots_) {
     slot.confirmed = std::vector<std::atomic<bool>>(plan_.readers.size());
   }
@@ -245,6 +246,11 @@ bool Participant::FindRemotes() {
     for (int member : roles_.members) {
       layouts_[static_cast<size_t>(member)] = HostsLayout(plan_.hosts, member);
     }
+  }
+  if (plan_.algorithm == Algorithm::kPattern && plan_.member >= 0) {
+    messages_ =
+        PatternMessages(plan_.pattern, plan_.kind, static_cast<int32_t>(plan_.members.size()),
+                        plan_.member, static_cast<int32_t>(plan_.root), plan_.array_bytes());
   }
   return true;
 }
@@ -364,17 +370,6 @@ bool Participant::DoneLogHas(int peer, uint64_t tag) const {
     if (done.load(std::memory_order_acquire) == tag) return true;
   }
   return false;
-}
-
-bool Participant::HasEntered(uint64_t tag) const {
-  // The first one, which does not know its number yet.
-  if (!ready() || tag == 0) return true;
-  const auto has = [tag](const std::atomic<uint64_t>& word) {
-    return word.load(std::memory_order_relaxed) == tag;  // orders nothing: a look at a number
-  };
-  return std::any_of(std::begin(mine_->done), std::end(mine_->done), has) ||
-         std::any_of(std::begin(mine_->slots), std::end(mine_->slots),
-                     [&](const Slot& slot) { return has(slot.publish.tag); });
 }
 
 void Participant::LogDone(uint64_t tag) {

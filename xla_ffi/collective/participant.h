@@ -17,6 +17,7 @@
 #include "collective/launch.h"
 #include "collective/layout.h"
 #include "collective/op.h"
+#include "collective/pattern/messages.h"
 #include "collective/plan.h"
 #include "collective/staging.h"
 #include "transport/message.h"
@@ -165,6 +166,7 @@ class Participant {
   std::vector<size_t> remote_of_;     // by position: an index in remotes_
   bool local_readers_ = true;         // some reader is on this host
   HostRoles roles_;                   // Algorithm::kHosts
+  PatternMessages messages_;          // Algorithm::kPattern
   std::vector<HostsLayout> layouts_;  // of the members of this host, by position
   Plan plan_;
 

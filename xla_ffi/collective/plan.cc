@@ -49,6 +49,8 @@ std::string_view AlgorithmName(Algorithm algorithm) {
       return "pull";
     case Algorithm::kHosts:
       return "hosts";
+    case Algorithm::kPattern:
+      return "pattern";
   }
   return "unknown";
 }
@@ -159,6 +161,7 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
   }
   if (!topology.host_of.empty()) {
     ChooseHosts(Hosts(topology.host_of));
+    ChoosePatternOf(topology);
     places = algorithm == Algorithm::kOneShot && !reduces && stream >= kPlacedBytes;
   }
   if (kind == OpKind::kAllReduce && size > 1 &&
@@ -183,6 +186,7 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
   hasher.Add(static_cast<uint64_t>(kind)).Add(static_cast<uint64_t>(dtype));
   hasher.Add(input_bytes).Add(output_bytes).Add(static_cast<uint64_t>(reduction)).Add(spec.site);
   hasher.Add(static_cast<uint64_t>(algorithm)).Add(uint64_t{places});
+  hasher.Add(static_cast<uint64_t>(pattern));
   hasher.Add(ragged.row_bytes).Add(ragged.input_rows).Add(ragged.output_rows).Add(ragged.slices);
   header = static_cast<uint32_t>(hasher.Finish());
 }
@@ -197,11 +201,55 @@ void Plan::ChooseHosts(Hosts all) {
   hosts = std::move(all);
   // Also of a broadcast: who acts for its root may be anybody.
   sources = hosts.PartnersOf(position);
-  for (int member : hosts.members(hosts.of(position))) {
-    if (member != position) sources.push_back(member);
+  for (int local : hosts.members(hosts.of(position))) {
+    if (local != position) sources.push_back(local);
   }
   std::sort(sources.begin(), sources.end());
   readers = sources;
+}
+
+// As above.
+void Plan::ChoosePatternOf(const Topology& topology) {
+  const Hosts all(topology.host_of);
+  PatternCall call{.op = kind, .bytes = array_bytes(), .hosts = all.count()};
+  for (int host = 0; host < all.count(); ++host) {
+    call.ranks_per_host =
+        std::max(call.ranks_per_host, static_cast<int32_t>(all.members(host).size()));
+  }
+  call.remote_processes = topology.processes - topology.processes / all.count();
+  call.one_shot = algorithm != Algorithm::kTwoShot;
+  const auto chosen = ChoosePattern(call, topology.patterns);
+  if (!chosen) return;
+  algorithm = Algorithm::kPattern;
+  pattern = *chosen;
+  inlined = false;
+  for (int host = 0; host < all.count(); ++host) {
+    const std::vector<int> ranks = all.members(host);
+    members.push_back(ranks[0]);
+    if (ranks[0] == position) {
+      member = host;
+      locals.assign(ranks.begin() + 1, ranks.end());
+    } else if (host == all.of(position)) {
+      locals = {ranks[0]};
+    }
+  }
+  sources = locals;
+  if (member >= 0) {
+    const Pattern steps =
+        MakePattern(pattern, kind, all.count(), member, static_cast<int32_t>(root));
+    for (const Step& step : steps.steps) {
+      if (step.to != kNobody) sources.push_back(members[static_cast<size_t>(step.to)]);
+      if (step.from != kNobody) sources.push_back(members[static_cast<size_t>(step.from)]);
+    }
+  }
+  std::sort(sources.begin(), sources.end());
+  sources.erase(std::unique(sources.begin(), sources.end()), sources.end());
+  // Each needs the other's header, and the other's word that it has moved on.
+  readers = sources;
+}
+
+std::string_view Plan::name() const {
+  return algorithm == Algorithm::kPattern ? PatternName(pattern) : AlgorithmName(algorithm);
 }
 
 }  // namespace jaxfabric

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/call.h"
+#include "collective/cost.h"
 #include "collective/hosts.h"
 #include "collective/layout.h"
 
@@ -23,6 +24,7 @@ enum class Algorithm : uint8_t {
   kRagged,   // one-shot, with sub-streams whose lengths only their sender knows
   kPull,     // ranks read each other's own buffers: same process, or process_vm_readv
   kHosts,    // each byte crosses the network once per host
+  kPattern,  // between hosts, the steps of a pattern
 };
 
 std::string_view AlgorithmName(Algorithm algorithm);
@@ -31,7 +33,9 @@ std::string_view AlgorithmName(Algorithm algorithm);
 struct Topology {
   bool one_process = false;    // every rank of the communicator lives in this process
   bool process_reads = false;  // process_vm_readv is allowed between all processes
-  std::vector<int> host_of;    // by position; empty: all on one host
+  std::vector<int> host_of{};  // by position; empty: all on one host
+  int processes = 0;           // with ranks of the communicator
+  PatternChoice patterns{};
 };
 
 struct Plan {
@@ -60,9 +64,21 @@ struct Plan {
   int64_t root = 0;          // broadcast
   bool from_self = false;    // the own contribution is part of the own result
   RaggedSizes ragged;
-  Hosts hosts;          // kHosts
+  Hosts hosts;  // kHosts
+  // kPattern: who runs it, and who is here on the same host and does not: the others that a member
+  // acts for, or the one member that acts for this rank.
+  PatternKind pattern = PatternKind::kDirect;
+  std::vector<int> members;
+  std::vector<int> locals;
+  int member = -1;      // this rank's number among the members
   uint32_t header = 0;  // compared on every execution
 
+  // The algorithm's, or the pattern's.
+  std::string_view name() const;
+  // The array that a pattern works on.
+  size_t array_bytes() const {
+    return kind == OpKind::kBarrier ? 0 : std::max(input_bytes, output_bytes);
+  }
   // kHosts: every rank gets the parts of the others.
   bool collects() const { return kind != OpKind::kReduceScatter; }
   int sub_streams() const { return scattered || algorithm == Algorithm::kTwoShot ? size : 1; }
@@ -78,6 +94,7 @@ struct Plan {
 
  private:
   void ChooseHosts(Hosts all);
+  void ChoosePatternOf(const Topology& topology);
 };
 
 // The input size that the op requires for the output size, checked before anything is sent.

@@ -99,9 +99,8 @@ void Fabric::ProgressLoop() {
     const bool setting_up = std::any_of(pending_.begin(), pending_.end(), [](const Op* op) {
       return op->stage() == Op::Stage::kSetup;
     });
-    const bool unsent = std::any_of(pending_.begin(), pending_.end(), [](const Op* op) {
-      return op->stage() == Op::Stage::kLinger || op->stage() == Op::Stage::kRevoke;
-    });
+    const bool unsent = std::any_of(pending_.begin(), pending_.end(),
+                                    [](const Op* op) { return op->awaits_sending(); });
     if (stopping_.load(std::memory_order_acquire)) {
       std::this_thread::yield();  // only waits for executions to fail
       next_check = now;
@@ -136,8 +135,10 @@ void Fabric::ReportStuck(const Op& op, std::optional<int64_t> late_rank,
   stuck.Add(std::string_view(participant.DescribeCall()));
   const auto process = late_rank ? process_of_.find(*late_rank) : process_of_.end();
   // Between hosts others wait for the late rank through this one, and have to know.
-  const bool all = process == process_of_.end() ||
-                   (op.participant().ready() && participant.plan().algorithm == Algorithm::kHosts);
+  const bool through_others =
+      op.participant().ready() && (participant.plan().algorithm == Algorithm::kHosts ||
+                                   participant.plan().algorithm == Algorithm::kPattern);
+  const bool all = process == process_of_.end() || through_others;
   if (all) mesh_->Broadcast(stuck, Mesh::Loss::kAcceptable);
   if (all || process->second == process_) {
     WireReader own(stuck.bytes());

@@ -45,9 +45,13 @@ void Op::Announce() {
 // What is put to a host straight from the input is not copied before it is on its way.
 bool Op::Sent() const {
   for (size_t i = 0; i < tickets_.size(); ++i) {
-    if (!IsSent(*participant_.remotes_[i].channel, tickets_[i])) return false;
+    if (!SentTo(i, tickets_[i])) return false;
   }
   return true;
+}
+
+bool Op::SentTo(size_t remote, uint64_t ticket) const {
+  return IsSent(*participant_.remotes_[remote].channel, ticket);
 }
 
 void Op::PostInput(size_t offset, size_t bytes) {

@@ -29,6 +29,7 @@ enum class MessageType : uint32_t {
   kGpuAsk = 9,    // what is a rank of the receiver doing?
   kGpuTell = 10,  // the answer
   kGpuSetup = 11,  // one of the steps in which processes share the memory of their GPUs
+  kCosts = 12,     // what a message between hosts costs; process 0's counts
 };
 
 class WireWriter {

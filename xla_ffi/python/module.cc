@@ -135,6 +135,10 @@ Options ParseOptions(const nb::dict& settings) {
       options.net_port_range = nb::cast<std::string>(value);
     } else if (name == "coordinator") {
       options.coordinator = nb::cast<std::string>(value);
+    } else if (name == "pattern") {
+      options.pattern = nb::cast<std::string>(value);
+    } else if (name == "network_cost") {
+      options.network_cost = nb::cast<std::string>(value);
     } else if (name == "tcp_sockets") {
       options.tcp_sockets = nb::cast<int>(value);
     } else if (name == "unreachable_after") {

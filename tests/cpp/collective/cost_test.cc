@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 
+#include "collective/pattern/messages.h"
 #include "collective/pattern/played.h"
 #include "collective/simulate.h"
 
@@ -142,6 +143,62 @@ TEST(SimulateTest, SixtyFiveThousandRanksTakeMilliseconds) {
       EXPECT_GT(SimulateBetween(candidate, op, 1 << 20, shape, {}, {}), 0);
     }
   }
+}
+
+PatternCall Call(OpKind op, uint64_t bytes, int32_t hosts, bool one_shot = true) {
+  return {op, bytes, hosts, 1, hosts - 1, one_shot};
+}
+
+TEST(ChoicePatternTest, FewHostsDoWithoutAndManyDoNot) {
+  const PatternChoice choice;
+  for (const OpKind op : {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kBarrier}) {
+    for (int hosts = 2; hosts <= 4; ++hosts) {
+      EXPECT_EQ(ChoosePattern(Call(op, 64, hosts), choice), std::nullopt) << hosts;
+    }
+    const auto chosen = ChoosePattern(Call(op, 64, 64), choice);
+    ASSERT_TRUE(chosen) << OpKindName(op);
+    EXPECT_TRUE(HasPattern(*chosen, op));
+  }
+  EXPECT_EQ(ChoosePattern(Call(OpKind::kBroadcast, 8, 2), choice), std::nullopt);
+  // What everybody sends to everybody is the cheapest way to send it.
+  EXPECT_EQ(ChoosePattern(Call(OpKind::kAllToAll, 64 * 1024, 8), choice), std::nullopt);
+  // The root sends the whole array to each.
+  EXPECT_NE(ChoosePattern(Call(OpKind::kBroadcast, 256 * 1024, 8), choice), std::nullopt);
+  // More than a rank should be connected with.
+  PatternChoice few = choice;
+  few.model.most_peers = 2;
+  EXPECT_EQ(ChoosePattern(Call(OpKind::kAllReduce, 256 * 1024, 8, false), few), PatternKind::kRing);
+  EXPECT_EQ(ChoosePattern(Call(OpKind::kPermute, 64, 64), choice), std::nullopt);
+}
+
+// One rank for all of a host, where there are many of both.
+TEST(ChoicePatternTest, HostsWithSeveralRanks) {
+  const PatternChoice choice;
+  for (const OpKind op : {OpKind::kAllReduce, OpKind::kBarrier}) {
+    EXPECT_EQ(ChoosePattern({op, 64, 2, 2, 2}, choice), std::nullopt);
+    const auto chosen = ChoosePattern({op, 64, 8, 8, 56}, choice);
+    ASSERT_TRUE(chosen);
+    EXPECT_FALSE(Collects(*chosen, op));
+    // All of a host in one process: no more connections than hosts.
+    EXPECT_EQ(ChoosePattern({op, 64, 3, 8, 2}, choice), std::nullopt);
+  }
+  EXPECT_EQ(ChoosePattern({OpKind::kAllReduce, kMostSharedBytes + 1, 8, 8, 56}, choice),
+            std::nullopt);
+  EXPECT_EQ(ChoosePattern({OpKind::kAllGather, 64, 8, 8, 56}, choice), std::nullopt);
+}
+
+TEST(ChoicePatternTest, NamedOnesAreTakenWhereTheyFit) {
+  PatternChoice choice = *PatternChoice::Parse("tree,bruck");
+  EXPECT_EQ(ChoosePattern(Call(OpKind::kBroadcast, 8, 2), choice), PatternKind::kTree);
+  EXPECT_EQ(ChoosePattern(Call(OpKind::kAllToAll, 8, 3), choice), PatternKind::kBruck);
+  EXPECT_EQ(ChoosePattern(Call(OpKind::kAllReduce, 8, 2), choice), std::nullopt);
+  // Too much for its receivers.
+  EXPECT_EQ(ChoosePattern(Call(OpKind::kAllToAll, 64 << 20, 3), choice), std::nullopt);
+  choice = *PatternChoice::Parse("none");
+  EXPECT_EQ(ChoosePattern(Call(OpKind::kBarrier, 0, 1000), choice), std::nullopt);
+  const auto bad = PatternChoice::Parse("ring,,tree");
+  ASSERT_FALSE(bad.ok());
+  EXPECT_NE(bad.status().ToString().find("halving-doubling"), std::string::npos);
 }
 
 }  // namespace

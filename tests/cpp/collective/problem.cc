@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "collective/hosts.h"
+#include "collective/order.h"
 #include "memory/codec.h"
 #include "memory/reduce.h"
 
@@ -13,13 +14,13 @@ namespace jaxfabric::testing {
 namespace {
 
 // Random words become values of a type by these bits: word & keep | set.
-struct Pattern {
+struct BitPattern {
   uint64_t keep;
   uint64_t set;
 };
 
 // Floats are finite and of about the same size, so that rounding depends on the order of additions.
-Pattern PatternOf(DType dtype) {
+BitPattern PatternOf(DType dtype) {
   switch (dtype) {
     case DType::kBool:
       return {0x0101010101010101, 0};
@@ -101,12 +102,12 @@ Bytes Problem::Part(int position, int launch, size_t offset, size_t size_in_byte
   const uint64_t seed = static_cast<uint64_t>(position) * 1000003 +
                         static_cast<uint64_t>(launch) * 7919 + count * 31 +
                         static_cast<uint64_t>(kind) * 101;
-  const Pattern pattern = PatternOf(dtype);
+  const BitPattern bits = PatternOf(dtype);
   Bytes bytes(size_in_bytes);
   for (size_t at = 0; at < bytes.size();) {
     const size_t from = (offset + at) % 8;
     const size_t length = std::min(8 - from, bytes.size() - at);
-    const uint64_t word = (Word(seed, (offset + at) / 8) & pattern.keep) | pattern.set;
+    const uint64_t word = (Word(seed, (offset + at) / 8) & bits.keep) | bits.set;
     std::memcpy(bytes.data() + at, reinterpret_cast<const char*>(&word) + from, length);
     at += length;
   }
@@ -139,7 +140,8 @@ Bytes Problem::Output(int position, int launch) const {
         for (int rank : hosts.members(host)) own.push_back(parts[static_cast<size_t>(rank)]);
         sums.push_back(sum(own));
       }
-      return sum(sums);
+      if (!pattern) return sum(sums);
+      return SumInOrder(*pattern, scattered ? position : -1, dtype, reduction, count, sums);
     }
     case OpKind::kAllGather:
     case OpKind::kAllToAll: {

@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "collective/call.h"
+#include "collective/pattern/pattern.h"
 
 namespace jaxfabric::testing {
 
@@ -35,6 +37,8 @@ struct Problem {
   // By position, where each host's operands are added first, then hosts in order; else in rank
   // order.
   std::vector<int> host_of{};
+  // The hosts' sums are added in its order.
+  std::optional<PatternKind> pattern{};
 
   size_t row_bytes() const;
   size_t input_bytes() const;

@@ -157,9 +157,11 @@ size_t LocalRanks::AddCall(const CallSpec& spec, uint32_t duplicate,
     sizes.output_bytes = own.output_bytes();
     sizes.dtype = own.dtype;
     sizes.ragged_sizes = own.Ragged();
-    const Topology topology{false, false, shape_.HostOf()};
+    const Topology topology{false, false, shape_.HostOf(), shape_.processes, fabric_.patterns()};
     const Plan plan(spec, shape_.size(), position(local), sizes, topology);
-    if (plan.algorithm == Algorithm::kHosts) own.host_of = topology.host_of;
+    const bool by_pattern = plan.algorithm == Algorithm::kPattern;
+    if (plan.algorithm == Algorithm::kHosts || by_pattern) own.host_of = topology.host_of;
+    if (by_pattern) own.pattern = plan.pattern;
     call.participants.push_back(std::make_unique<Participant>(
         fabric_, spec, SiteRegistry::Instance{duplicate, clock_},
         shape_.LocalIds(fabric_.process())[static_cast<size_t>(local)], 0, position(local),

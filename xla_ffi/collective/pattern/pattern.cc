@@ -206,6 +206,8 @@ void Builder::Disseminate() {
   }
 }
 
+}  // namespace
+
 uint32_t BlockCount(PatternKind kind, OpKind op, uint32_t members) {
   switch (op) {
     case OpKind::kBarrier:
@@ -221,8 +223,6 @@ uint32_t BlockCount(PatternKind kind, OpKind op, uint32_t members) {
       return members;
   }
 }
-
-}  // namespace
 
 std::string_view PatternName(PatternKind kind) {
   switch (kind) {

@@ -128,6 +128,9 @@ struct Pattern {
 // Whether the kind has a schedule for the op.
 bool HasPattern(PatternKind kind, OpKind op);
 
+// Blocks of its array; what Pattern::blocks says.
+uint32_t BlockCount(PatternKind kind, OpKind op, uint32_t members);
+
 // The schedule of one member. Requires HasPattern(kind, op), 0 <= member < members, 0 <= root <
 // members; op is not kPermute. `root`: broadcast's.
 Pattern MakePattern(PatternKind kind, OpKind op, int32_t members, int32_t member, int32_t root = 0);
