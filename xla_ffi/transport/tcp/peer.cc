@@ -161,17 +161,19 @@ Result<uint64_t> Peer::PostFlush() {
 }
 
 Status Peer::Push() {
-  // In turn, so that all lanes are busy.
-  for (bool more = true; more;) {
-    more = false;
-    for (size_t i = 0; i < lanes_.size(); ++i) more |= Send(static_cast<int>(i));
+  bool more = false;
+  for (size_t i = 0; i < lanes_.size(); ++i) more |= Send(static_cast<int>(i));
+  // The rest in turn with what comes meanwhile: what lies in the kernel for long is read from
+  // memory instead of a cache. `sockets_` is fixed, as something was sent.
+  if (more) {
+    for (const std::shared_ptr<Socket>& socket : sockets_) socket->Handle();
   }
   return status();
 }
 
 bool Peer::Send(int index) {
   constexpr size_t kParts = 32;
-  constexpr size_t kBytesAtOnce = 1 << 20;
+  constexpr size_t kBytesAtOnce = 256 << 10;
   std::unique_lock lock(mutex_);
   Lane& lane = lanes_[static_cast<size_t>(index)];
   if (lane.sending) {

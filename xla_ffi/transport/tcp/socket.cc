@@ -62,10 +62,10 @@ void Socket::Process() {
   if (stage_ == Stage::kConnecting) FinishConnecting();
   if (stage_ == Stage::kHandshake) AdvanceHandshake();
   if (stage_ != Stage::kOpen || closed_.load(std::memory_order_relaxed)) return;
-  Receive();
-  if (peer_ == nullptr || !peer_->up()) return;
-  while (peer_->Send(lane_)) {
-  }
+  do {
+    Receive();
+    if (peer_ == nullptr || !peer_->up()) return;
+  } while (peer_->Send(lane_));
   // Another lane has ended, and all that came on this one before is taken.
   if (lane_ == 0 && peer_->ending() &&
       (reader_.state() != FrameReader::State::kAtFence || peer_->Unreachable(reader_.fence()))) {
