@@ -119,7 +119,7 @@ Status Fabric::AgreeOnCosts(Deadline deadline) {
   JF_ASSIGN_OR_RETURN(const std::vector<SocketMessage> answers,
                       mesh_->Exchange(costs, {}, deadline));
   WireReader reader(process_ == 0 ? costs.bytes() : std::span<const std::byte>(answers[0].bytes));
-  costs_measured_ = reader.Get<uint64_t>() != 0;
+  const bool any = reader.Get<uint64_t>() != 0;
   PathCost agreed;
   for (double* figure : {&agreed.alpha, &agreed.overhead, &agreed.beta}) {
     *figure = static_cast<double>(reader.Get<uint64_t>()) * kPicoseconds;
@@ -127,12 +127,11 @@ Status Fabric::AgreeOnCosts(Deadline deadline) {
   if (!reader.ok() || reader.type() != MessageType::kCosts) {
     return Status(Code::kInvalidArgument, "process 0 sent malformed costs");
   }
-  if (!costs_measured_) {
+  if (!any) {
     Log(LogLevel::kInfo, "messages between hosts could not be timed: costs are the defaults");
     return OkStatus();
   }
-  patterns_.model.between = agreed;
-  patterns_.model.host_beta = agreed.beta;
+  patterns_.measured = agreed;
   return OkStatus();
 }
 

@@ -214,6 +214,15 @@ Status PatternChoice::SetCosts(std::string_view text) {
   return OkStatus();
 }
 
+CostModel PatternChoice::ModelFor(OpKind op) const {
+  CostModel figures = model;
+  if (measured && op != OpKind::kAllReduce && op != OpKind::kReduceScatter) {
+    figures.between = *measured;
+    figures.host_beta = measured->beta;
+  }
+  return figures;
+}
+
 double PlainSeconds(const PatternCall& call, const CostModel& model) {
   const double n = call.hosts;
   const double peers = call.remote_processes;
@@ -242,7 +251,8 @@ std::optional<PatternKind> ChoosePattern(const PatternCall& call, const PatternC
                            : op != OpKind::kPermute && op != OpKind::kRaggedAllToAll;
   if (!runs || call.hosts < 2 || choice.none) return std::nullopt;
   const GroupShape shape{call.hosts, call.ranks_per_host, 1};
-  std::vector<Candidate> candidates = Candidates(op, call.bytes, shape, choice.model);
+  const CostModel model = choice.ModelFor(op);
+  std::vector<Candidate> candidates = Candidates(op, call.bytes, shape, model);
   std::erase_if(candidates, [&](const Candidate& candidate) {
     // Of hosts with several ranks the sum of a host is in the result, not in an operand.
     if (shared && Collects(candidate.kind, op)) return true;
@@ -256,9 +266,9 @@ std::optional<PatternKind> ChoosePattern(const PatternCall& call, const PatternC
   if (is_wanted(wanted.kind)) return wanted.kind;
   const Candidate& best = candidates[Cheapest(candidates)];
   // Messages follow the receiver's word of where they go.
-  const double seconds = best.seconds() + choice.model.between.alpha;
-  const bool too_many = call.remote_processes > choice.model.most_peers && best.allowed;
-  if (!too_many && seconds >= PlainSeconds(call, choice.model)) return std::nullopt;
+  const double seconds = best.seconds() + model.between.alpha;
+  const bool too_many = call.remote_processes > model.most_peers && best.allowed;
+  if (!too_many && seconds >= PlainSeconds(call, model)) return std::nullopt;
   return best.kind;
 }
 

@@ -85,15 +85,19 @@ size_t Cheapest(std::span<const Candidate> candidates, std::span<const PatternKi
 
 // What decides over patterns; the same on all ranks of a job.
 struct PatternChoice {
-  CostModel model;
-  bool none = false;                // no call is run by a pattern
-  std::vector<PatternKind> wanted;  // for those ops that have them, whatever they cost
+  CostModel model;                   // the defaults, or what was set
+  std::optional<PathCost> measured;  // in this job, between hosts
+  bool none = false;                 // no call is run by a pattern
+  std::vector<PatternKind> wanted;   // for those ops that have them, whatever they cost
 
   // Of "", "none", or names as PatternName() has them, separated by commas.
   static Result<PatternChoice> Parse(std::string_view text);
   // The model's figures for messages between hosts, of "" (the defaults), or microseconds and GB/s
   // such as "30,1.2".
   Status SetCosts(std::string_view text);
+  // What decides for an op. Measured figures differ from start to start, and patterns add in
+  // different orders: sums keep to the others, so that a job has the same bits every time.
+  CostModel ModelFor(OpKind op) const;
 };
 
 // A call that a pattern may run between its hosts, one rank of each being a member.

@@ -281,7 +281,6 @@ class Fabric {
   std::string no_process_reads_;  // why not; empty where there is nobody to read
   Directory directory_;
   PatternChoice patterns_;  // not changed after Connect()
-  bool costs_measured_ = false;
   BlockPool blocks_;
   std::unique_ptr<MessageEndpoint> messages_;  // where processes are on several hosts
   uint32_t window_region_ = 0;

@@ -16,8 +16,8 @@ std::map<std::string, uint64_t> Fabric::Counters() const {
   counters["refused_connections"] = mesh_->refused_connections();
   counters["message_block_bytes"] = blocks_.bytes();
   if (messages_) {
-    const PathCost& cost = patterns_.model.between;
-    counters["network_cost_measured"] = costs_measured_ ? 1 : 0;
+    const PathCost cost = patterns_.measured.value_or(patterns_.model.between);
+    counters["network_cost_measured"] = patterns_.measured ? 1 : 0;
     counters["network_message_ns"] = static_cast<uint64_t>(cost.alpha * 1e9);
     counters["network_further_message_ns"] = static_cast<uint64_t>(cost.overhead * 1e9);
     counters["network_mib_us"] = static_cast<uint64_t>(cost.beta * 1e6 * (1 << 20));

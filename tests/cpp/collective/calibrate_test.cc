@@ -11,7 +11,7 @@ TEST(CalibrationTest, AllProcessesHaveTheFiguresThatTwoHaveMeasured) {
   Options options = TestOptions();
   options.network_cost = kMeasured;
   World world({4, 1, 3}, options);
-  const CostModel& model = world.fabric(0).patterns().model;
+  const CostModel model = world.fabric(0).patterns().ModelFor(OpKind::kBroadcast);
   const CostModel defaults;
   EXPECT_GT(model.between.alpha, 0);
   EXPECT_LE(model.between.overhead, model.between.alpha);
@@ -20,7 +20,7 @@ TEST(CalibrationTest, AllProcessesHaveTheFiguresThatTwoHaveMeasured) {
     // On a busy machine it may take too long, for all alike.
     EXPECT_EQ(counters["network_cost_measured"],
               world.fabric(0).Counters()["network_cost_measured"]);
-    const PathCost& cost = world.fabric(process).patterns().model.between;
+    const PathCost cost = world.fabric(process).patterns().ModelFor(OpKind::kBroadcast).between;
     EXPECT_EQ(cost.alpha, model.between.alpha);
     EXPECT_EQ(cost.overhead, model.between.overhead);
     EXPECT_EQ(cost.beta, model.between.beta);
@@ -48,21 +48,21 @@ TEST(CalibrationTest, WithoutAMeasurementAllHaveTheDefaults) {
       if (process == hasty) own.measuring_seconds = 0;
       return own;
     };
-    EXPECT_EQ(
-        InForkedProcesses({3, 1, 3}, options,
-                          [](LocalRanks& ranks) -> std::string {
-                            Fabric& fabric = ranks.fabric();
-                            const PathCost& cost = fabric.patterns().model.between;
-                            const PathCost defaults = CostModel().between;
-                            const bool measured = fabric.Counters()["network_cost_measured"] != 0;
-                            if (measured || cost.alpha != defaults.alpha ||
-                                cost.overhead != defaults.overhead || cost.beta != defaults.beta) {
-                              return "not the defaults";
-                            }
-                            const size_t call = ranks.Add(EveryKind(3, 1000)[0]);
-                            return Text(ranks.Run(call, 0, 0));
-                          }),
-        "")
+    EXPECT_EQ(InForkedProcesses(
+                  {3, 1, 3}, options,
+                  [](LocalRanks& ranks) -> std::string {
+                    Fabric& fabric = ranks.fabric();
+                    const PathCost cost = fabric.patterns().ModelFor(OpKind::kBroadcast).between;
+                    const PathCost defaults = CostModel().between;
+                    const bool measured = fabric.Counters()["network_cost_measured"] != 0;
+                    if (measured || cost.alpha != defaults.alpha ||
+                        cost.overhead != defaults.overhead || cost.beta != defaults.beta) {
+                      return "not the defaults";
+                    }
+                    const size_t call = ranks.Add(EveryKind(3, 1000)[0]);
+                    return Text(ranks.Run(call, 0, 0));
+                  }),
+              "")
         << hasty;
   }
 }

@@ -187,6 +187,27 @@ TEST(ChoicePatternTest, HostsWithSeveralRanks) {
   EXPECT_EQ(ChoosePattern({OpKind::kAllGather, 64, 8, 8, 56}, choice), std::nullopt);
 }
 
+// Which pattern adds decides over bits, and no two jobs measure the same.
+TEST(ChoicePatternTest, SumsDoNotDependOnMeasurements) {
+  const PatternChoice defaults;
+  bool any = false;
+  for (double alpha : {1e-6, 1e-4, 1e-2}) {
+    PatternChoice measured = defaults;
+    measured.measured = PathCost{.alpha = alpha, .overhead = alpha / 10, .beta = 1e-10};
+    for (int32_t hosts : {2, 3, 5, 8, 16, 64, 300}) {
+      for (uint64_t bytes : {64, 4096, 65536, 1048576}) {
+        for (OpKind op : {OpKind::kAllReduce, OpKind::kReduceScatter}) {
+          EXPECT_EQ(ChoosePattern(Call(op, bytes, hosts), measured),
+                    ChoosePattern(Call(op, bytes, hosts), defaults));
+        }
+        const auto call = Call(OpKind::kAllGather, bytes, hosts);
+        any |= ChoosePattern(call, measured) != ChoosePattern(call, defaults);
+      }
+    }
+  }
+  EXPECT_TRUE(any) << "nor does anything else";
+}
+
 TEST(ChoicePatternTest, NamedOnesAreTakenWhereTheyFit) {
   PatternChoice choice = *PatternChoice::Parse("tree,bruck");
   EXPECT_EQ(ChoosePattern(Call(OpKind::kBroadcast, 8, 2), choice), PatternKind::kTree);
