@@ -193,7 +193,7 @@ TEST(ChoicePatternTest, SumsDoNotDependOnMeasurements) {
   bool any = false;
   for (double alpha : {1e-6, 1e-4, 1e-2}) {
     PatternChoice measured = defaults;
-    measured.measured = PathCost{.alpha = alpha, .overhead = alpha / 10, .beta = 1e-10};
+    measured.measured = PathCost{.alpha = alpha, .overhead = alpha / 100, .beta = 1e-10};
     for (int32_t hosts : {2, 3, 5, 8, 16, 64, 300}) {
       for (uint64_t bytes : {64, 4096, 65536, 1048576}) {
         for (OpKind op : {OpKind::kAllReduce, OpKind::kReduceScatter}) {
