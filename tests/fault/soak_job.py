@@ -114,14 +114,20 @@ def bits(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x).view(np.uint8)
 
 
+# Those that the core starts once; the others are of pools, up to a limit.
+FIXED = {f"jf-{name}\n" for name in ("control", "network", "progress")}
+
+
 def held() -> dict[str, int]:
     """What must not grow."""
     status = pathlib.Path("/proc/self/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines())
+    names = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
     return {
         "kib": int(fields["VmRSS"].split()[0]),
         "files": len(os.listdir("/proc/self/fd")),
         "threads": int(fields["Threads"]),
+        "fixed threads": sum(name in FIXED for name in names),
     }
 
 
