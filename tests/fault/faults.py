@@ -18,6 +18,22 @@ ENV = {"PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])}
 HOST = socket.gethostname()
 _started: list[support.Job] = []
 
+# Adds up until something fails, and says what and when; joins as the launcher, or argv, says.
+LOOP = """
+    import sys
+    import jax, jaxfabric, worker
+
+    jaxfabric.initialize(*sys.argv[1:2], *map(int, sys.argv[2:]))
+    n = jax.device_count()
+    step = worker.spmd(lambda x: jaxfabric.lax.psum(x, "x") / n)  # psum
+    x = worker.blocks(1 << 18)
+    with worker.failure():
+        for i in range(1 << 20):
+            x = step(x).block_until_ready()
+            if i == 3:
+                worker.say("looping")
+"""
+
 
 def script(directory: pathlib.Path, text: str) -> pathlib.Path:
     return support.write_script(directory, text)

@@ -10,24 +10,9 @@ import support
 
 pytestmark = pytest.mark.timeout(90)
 
-LOOP = """
-    import sys
-    import jax, jaxfabric, worker
-
-    jaxfabric.initialize(*sys.argv[1:2], *map(int, sys.argv[2:]))
-    n = jax.device_count()
-    step = worker.spmd(lambda x: jaxfabric.lax.psum(x, "x") / n)
-    x = worker.blocks(1 << 16)
-    with worker.failure():
-        for i in range(1 << 20):
-            x = step(x).block_until_ready()
-            if i == 3:
-                worker.say("looping")
-"""
-
 
 def test_the_service_of_the_launcher_dies(hosts, tmp_path):
-    path = faults.script(tmp_path, LOOP)
+    path = faults.script(tmp_path, faults.LOOP)
     jobs = [faults.start(line) for line in support.launchers(hosts, str(path), counts=(1, 2))]
     jobs[0].wait_for('"looping"')
     jobs[1].wait_for('"looping"', count=2)
@@ -43,7 +28,7 @@ def test_the_service_of_the_launcher_dies(hosts, tmp_path):
 
 
 def test_process_0_dies_where_it_hosts_the_service(hosts, tmp_path):
-    path = faults.script(tmp_path, LOOP)
+    path = faults.script(tmp_path, faults.LOOP)
     where = f"{hosts[0].ipv4}:{support.new_port()}"
     jobs = []
     for process, host in enumerate(hosts):

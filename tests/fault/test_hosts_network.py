@@ -11,21 +11,6 @@ import support
 
 pytestmark = pytest.mark.timeout(120)
 
-LOOP = """
-    import sys
-    import jax, jaxfabric, worker
-
-    jaxfabric.initialize(*sys.argv[1:2], *map(int, sys.argv[2:]))
-    n = jax.device_count()
-    step = worker.spmd(lambda x: jaxfabric.lax.psum(x, "x") / n)  # psum
-    x = worker.blocks(1 << 18)
-    with worker.failure():
-        for i in range(1 << 20):
-            x = step(x).block_until_ready()
-            if i == 3:
-                worker.say("looping")
-"""
-
 
 def raised(job, process):
     job.wait_for('"raised"')
@@ -45,7 +30,7 @@ def connections(host, pid, peer):
 
 @pytest.mark.parametrize("kind", ["control", "data"])
 def test_a_reset_connection_fails_the_job_on_both_hosts(hosts, tmp_path, kind):
-    path = faults.script(tmp_path, LOOP)
+    path = faults.script(tmp_path, faults.LOOP)
     lines = support.launchers(hosts, str(path), counts=(1, 1))
     jobs = [faults.start(line) for line in lines]
     for job in jobs:
@@ -74,7 +59,7 @@ def test_a_reset_connection_fails_the_job_on_both_hosts(hosts, tmp_path, kind):
 def test_a_host_that_dies_silently_is_named(lab, tmp_path):
     """The processes were described to initialize(): there is no launcher that would notice."""
     hosts = [lab.host("hosta"), lab.host("hostb")]
-    path = faults.script(tmp_path, LOOP)
+    path = faults.script(tmp_path, faults.LOOP)
     where = f"{hosts[0].ipv4}:{support.new_port()}"
     jobs = []
     for process, host in enumerate(hosts):

@@ -70,6 +70,15 @@ def start_each(folder, port, numbers=(0, 1, 2)):
     return {number: faults.start([*argv, str(number)]) for number in numbers}
 
 
+def start_all(folder):
+    """All processes, at work, and the port of their coordinator."""
+    with support.socket_on_free_port() as (reservation, port):
+        reservation.close()
+    jobs = start_each(folder, port)
+    jobs[0].wait_for(f"step {2 * EVERY}:")
+    return jobs, port
+
+
 def finish_each(jobs):
     results = {number: job.finish(90) for number, job in jobs.items()}
     for result in results.values():
@@ -79,10 +88,7 @@ def finish_each(jobs):
 
 
 def test_survivors_go_on_with_a_process_that_starts_again(tmp_path, undisturbed):
-    with support.socket_on_free_port() as (reservation, port):
-        reservation.close()
-    jobs = start_each(tmp_path, port)
-    jobs[0].wait_for(f"step {2 * EVERY}:")
+    jobs, port = start_all(tmp_path)
     faults.kill(jobs[2].process.pid)
     assert jobs[2].finish(30).returncode == -signal.SIGKILL
     for survivor in (0, 1):
@@ -96,10 +102,7 @@ def test_survivors_go_on_with_a_process_that_starts_again(tmp_path, undisturbed)
 
 
 def test_after_the_death_of_process_0_all_are_started_again(tmp_path, undisturbed):
-    with support.socket_on_free_port() as (reservation, port):
-        reservation.close()
-    jobs = start_each(tmp_path, port)
-    jobs[0].wait_for(f"step {2 * EVERY}:")
+    jobs, port = start_all(tmp_path)
     faults.kill(jobs[0].process.pid)
     first = jobs[0].finish(30)
     for number in (1, 2):

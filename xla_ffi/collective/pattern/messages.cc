@@ -67,17 +67,10 @@ size_t MostReceived(PatternKind kind, OpKind op, int32_t members) {
 }
 
 size_t MostMessages(PatternKind kind, OpKind op, int32_t members) {
-  const auto n = static_cast<size_t>(members);
-  switch (kind) {
-    case PatternKind::kDirect:
-    case PatternKind::kRing:
-      return op == OpKind::kAllReduce ? 2 * (n - 1) : n;
-    case PatternKind::kOneShot:
-    case PatternKind::kPairwise:
-      return n - 1;
-    default:
-      return 2 * static_cast<size_t>(std::bit_width(n)) + 2;
-  }
+  const bool of_one_block = kind == PatternKind::kDirect || kind == PatternKind::kRing ||
+                            kind == PatternKind::kOneShot || kind == PatternKind::kPairwise;
+  if (of_one_block) return MostReceived(kind, op, members);
+  return 2 * static_cast<size_t>(std::bit_width(static_cast<size_t>(members))) + 2;
 }
 
 }  // namespace
