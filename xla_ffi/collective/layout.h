@@ -21,6 +21,7 @@ inline constexpr int kSlots = 4;  // executions of one instance that a rank may 
 inline constexpr int kDoneLog = 16;
 inline constexpr size_t kInlineBytes = 40;
 inline constexpr size_t kReserveBytes = 1152;
+inline constexpr size_t kReserveShare = kReserveBytes / kSlots;  // of one slot
 
 // Bytes from `offset` of a stream to the end of the ring that it goes round in.
 inline size_t UntilWrap(size_t offset, size_t ring) { return ring - offset % ring; }
@@ -104,7 +105,8 @@ struct Cell {
   // Tags of the owner's last completed executions: the owner reads nothing of its peers for these
   // any more, and needs nothing from them.
   alignas(64) std::atomic<uint64_t> done[kDoneLog];
-  // Staging of last resort, so that an execution always has some memory of its own.
+  // Staging of last resort, so that an execution always has some memory of its own: a share for
+  // each slot.
   alignas(64) std::byte reserve[kReserveBytes];
 };
 static_assert(sizeof(Cell) == 2048);

@@ -182,34 +182,44 @@ bool Op::PlaceStaging(size_t ring_bytes) {
   const uint64_t rings = hosts ? participant.roles_.layout.rings()
                                : subs + (plan.algorithm == Algorithm::kTwoShot ? 1 : 0);
   const uint64_t counters = hosts ? participant.roles_.layout.counter_bytes() : 0;
-  // Under memory pressure a smaller ring works as well, only slower; the cell's reserve always
-  // does, so that no execution waits for memory that others hold while they wait for it.
+  // Under memory pressure a smaller ring works as well, only slower.
   for (uint64_t ring = ring_bytes;; ring = 4096) {
     if (participant.StagingFor(slot, ring * rings + counters)) {
       ring_ = ring;
       staging_ = participant.fabric().window() + slot.staging.offset;
       break;
     }
-    if (ring <= 4096) {
-      const uint64_t reserve = kReserveBytes - std::min<uint64_t>(counters, kReserveBytes);
-      const uint64_t reserve_ring = reserve / rings / 16 * 16;  // no element is longer
-      bool taken = reserve_ring == 0;
-      participant.Enter();
-      for (auto& other : participant.slots_) {
-        taken |= other.reserve && !participant.SlotFree(other);
-      }
-      if (!taken) slot.reserve = true;
-      participant.Leave();
-      if (taken) return false;
-      ring_ = reserve_ring;
-      staging_ = participant.mine_->reserve;
-      break;
-    }
+    if (ring > 4096) continue;
+    if (!TryPlaceInReserve(rings, counters)) return false;
+    break;
   }
   if (plan.algorithm == Algorithm::kTwoShot) {
     result_staging_ = staging_ + ring_ * subs;
     result_ring_ = ring_;
   }
+  return true;
+}
+
+// Each slot has a share of the cell's reserve, so that no execution waits for memory that others
+// hold while they wait for it. Where the rings of a large group do not fit, the slots take turns
+// with the whole.
+bool Op::TryPlaceInReserve(uint64_t rings, uint64_t counters) {
+  constexpr uint64_t kElement = 16;  // none is longer
+  std::byte* reserve = participant_.mine_->reserve;
+  if (counters + rings * kElement <= kReserveShare) {
+    ring_ = (kReserveShare - counters) / rings / kElement * kElement;
+    staging_ = reserve + kReserveShare * static_cast<uint64_t>(slot_);
+    return true;
+  }
+  if (counters + rings * kElement > kReserveBytes) return false;
+  participant_.Enter();
+  bool taken = false;
+  for (auto& other : participant_.slots_) taken |= other.reserve && !participant_.SlotFree(other);
+  if (!taken) participant_.slots_[slot_].reserve = true;
+  participant_.Leave();
+  if (taken) return false;
+  ring_ = (kReserveBytes - counters) / rings / kElement * kElement;
+  staging_ = reserve;
   return true;
 }
 

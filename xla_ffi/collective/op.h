@@ -77,6 +77,7 @@ class Op {
   bool Setup();
   bool Claim();
   bool PlaceStaging(size_t ring_bytes);
+  bool TryPlaceInReserve(uint64_t rings, uint64_t counters);
   void Publish();
   void RunLocal();
   bool StepOneShot();

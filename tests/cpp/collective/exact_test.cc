@@ -113,22 +113,16 @@ TEST_P(ExactTest, ScarceStaging) {
 }
 
 // Launches of one program that enter in another order on every rank.
-TEST_P(ExactTest, OutOfOrderLaunches) {
-  World world(GetParam());
-  const std::vector<Problem> problems = EveryKind(world.shape().size(), 5000);
-  for (const Problem& problem : problems) world.Add(problem);
-  EXPECT_EQ(world.OnEveryRank([&](LocalRanks& ranks, int local) {
+std::string RunLaunchesOutOfOrder(World& world, size_t calls, int windows) {
+  return world.OnEveryRank([&](LocalRanks& ranks, int local) {
     std::mt19937_64 random(static_cast<uint64_t>(ranks.position(local)));
     std::string failures;
     // The first launch settles the clock alone.
-    for (size_t call = 0; call < problems.size(); ++call) {
-      const Status status = ranks.Run(call, local, 0);
-      if (!status.ok()) failures += status.ToString() + "\n";
-    }
-    for (int window = 0; window < 25; ++window) {
+    for (size_t call = 0; call < calls; ++call) failures += Text(ranks.Run(call, local, 0));
+    for (int window = 0; window < windows; ++window) {
       std::vector<std::pair<size_t, int>> order;
       for (int launch = 0; launch < kSlots; ++launch) {
-        for (size_t call = 0; call < problems.size(); ++call) {
+        for (size_t call = 0; call < calls; ++call) {
           order.emplace_back(call, 1 + window * kSlots + launch);
         }
       }
@@ -137,13 +131,36 @@ TEST_P(ExactTest, OutOfOrderLaunches) {
       for (auto [call, launch] : order) executions.push_back(ranks.Enter(call, local, launch));
       for (size_t i = 0; i < order.size(); ++i) {
         const auto [call, launch] = order[i];
-        const Status status = ranks.Check(call, local, launch, *executions[i]);
-        if (!status.ok()) failures += status.ToString() + "\n";
+        failures += Text(ranks.Check(call, local, launch, *executions[i]));
       }
     }
     return failures;
-  }),
-            "");
+  });
+}
+
+TEST_P(ExactTest, OutOfOrderLaunches) {
+  World world(GetParam());
+  size_t calls = 0;
+  for (const Problem& problem : EveryKind(world.shape().size(), 5000)) {
+    calls = world.Add(problem) + 1;
+  }
+  EXPECT_EQ(RunLaunchesOutOfOrder(world, calls, 25), "");
+}
+
+// All executions of a cell go on by its reserve, whichever began first.
+TEST_P(ExactTest, OutOfOrderLaunchesWithoutStaging) {
+  Options options = TestOptions();
+  options.segment_bytes = 256 * 1024;
+  World world(GetParam(), options);
+  size_t calls = 0;
+  for (const Problem& problem : EveryKind(world.shape().size(), 300)) {
+    calls = world.Add(problem) + 1;
+  }
+  for (int process = 0; process < world.shape().processes; ++process) {
+    Participant& user = world.ranks(process).participant(0, 0);
+    while (world.fabric(process).TryAllocateStaging(64, user)) continue;
+  }
+  EXPECT_EQ(RunLaunchesOutOfOrder(world, calls, 10), "");
 }
 
 // A rank that only sends runs ahead until its slots are used up, and goes on when they are free.

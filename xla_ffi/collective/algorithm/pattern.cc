@@ -36,6 +36,7 @@ std::atomic<uint64_t>& Counter(BlockPool::Block* block, size_t offset) {
 // False while there is no memory for what the ranks of this host show each other, or if the
 // execution has failed.
 bool Op::ClaimForPattern() {
+  static_assert(kMostSharedBytes <= kReserveShare);
   const Plan& plan = participant_.plan();
   if (!plan.locals.empty() && plan.stream > 0 && !PlaceStaging(kMostSharedBytes)) return false;
   return plan.member < 0 || TakeBlock();

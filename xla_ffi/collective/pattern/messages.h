@@ -37,7 +37,7 @@ inline constexpr size_t kMostMessageBytes = 1 << 20;
 
 // Where a member stands for several ranks of its host, which show it their operands in memory that
 // every execution has (Cell::reserve).
-inline constexpr size_t kMostSharedBytes = 1024;
+inline constexpr size_t kMostSharedBytes = 256;
 
 // The pattern keeps contributions beside, to add them all at once.
 bool Collects(PatternKind kind, OpKind op);
