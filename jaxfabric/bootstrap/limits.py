@@ -10,19 +10,26 @@ _OF_ITS_OWN = 16
 
 
 def require_files(num_processes: int, tcp_sockets: int) -> None:
-    """Raises RuntimeError if the process may not open as many files as the fabric can need.
+    """Lets the process open as many files as the fabric can need, by its soft limit.
 
-    Connections for data are opened when they are first used: without this they would fail then.
+    Raises RuntimeError if the hard one forbids it. Connections for data are opened when they are
+    first used: without this they would fail then.
     """
     # Of each other process, and for one of this host, whose memory needs fewer: see its channel.
     needed = _OF_ITS_OWN + (num_processes - 1) * (1 + max(1, tcp_sockets))
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
         return
     used = len(os.listdir("/proc/self/fd"))
-    if used + needed > allowed:
-        raise RuntimeError(
-            f"this process may have {allowed} files open and has {used}; a job of {num_processes} "
-            f"processes may need {needed} more: raise the limit (ulimit -n {used + needed + 256}, "
-            "LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
-        )
+    if used + needed <= allowed:
+        return
+    # The program keeps what it had.
+    wanted = allowed + needed if most == resource.RLIM_INFINITY else min(allowed + needed, most)
+    if used + needed <= wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+        return
+    raise RuntimeError(
+        f"this process may have {most} files open and has {used}; a job of {num_processes} "
+        f"processes may need {needed} more: raise the limit (ulimit -n {used + needed + 256}, "
+        "LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
+    )

@@ -48,6 +48,29 @@ def test_too_few_descriptors_are_told_at_the_start(tmp_path):
     assert not any(p["ended_by_launcher"] for p in faults.summary(result)["processes"])
 
 
+RAISES = """
+    import os, resource
+    import jax, jaxfabric, worker
+
+    files = len(os.listdir("/proc/self/fd")) + 24
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    jaxfabric.initialize()
+    psum = worker.spmd(lambda x: jaxfabric.lax.psum(x, "x"))
+    assert (worker.local(psum(worker.blocks(3)))[0] == 3).all()
+    print("more", resource.getrlimit(resource.RLIMIT_NOFILE)[0] - files)
+    print("most", resource.getrlimit(resource.RLIMIT_NOFILE)[1] - most, flush=True)
+"""
+
+
+def test_a_soft_limit_is_raised(tmp_path):
+    result = faults.launch(faults.script(tmp_path, RAISES), 2).finish(60)
+    assert result.returncode == 0, result.explain()
+    assert not result.leftovers
+    for process in range(2):
+        assert result.lines_of(process) == ["more 19", "most 0"], result.explain()
+
+
 STARTS = """
     import time
     import jax, jaxfabric, worker
