@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "memory/copy.h"
+#include "os/pages.h"
 #include "os/process_memory.h"
 #include "transport/registry.h"
 
@@ -72,6 +73,7 @@ Result<std::unique_ptr<Fabric>> Fabric::Create(int process, int process_count,
     return Status(Code::kInvalidArgument, StrCat("segment_bytes is ", options.segment_bytes,
                                                  "; at least ", kLeast, " bytes are needed"));
   }
+  KeepFreedMemory();
   std::sort(local_ranks.begin(), local_ranks.end());
   JF_ASSIGN_OR_RETURN(PatternChoice patterns, PatternChoice::Parse(options.pattern));
   if (options.network_cost != kMeasured) {

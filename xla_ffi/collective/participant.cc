@@ -5,6 +5,7 @@
 #include "base/hash.h"
 #include "collective/fabric.h"
 #include "os/cores.h"
+#include "os/pages.h"
 
 namespace jaxfabric {
 Participant::Participant(Fabric& fabric, const CallSpec& spec, SiteRegistry::Instance instance,
@@ -67,6 +68,9 @@ Op* Participant::Begin(const Buffers& buffers, int64_t run_id) {
   // Sequentially consistent with the fabric's shutdown, which sets its flag and then waits for
   // active_ to become zero: either it sees this execution, or this one sees the flag below.
   active_.fetch_add(1, std::memory_order_seq_cst);
+  if (buffers.output_bytes >= kHugeArrayBytes) {
+    TryPreferHugePages({buffers.output, buffers.output_bytes});
+  }
   if (TraceRing* trace = fabric_.trace()) trace->Record({rank_, key_, run_id});
   instance_.clock->Enter(run_id, fabric_.serial());
   Enter();
