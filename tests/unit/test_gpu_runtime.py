@@ -40,7 +40,6 @@ def core(monkeypatch):
     monkeypatch.setattr(runtime, "_exit_hook", True)
     monkeypatch.setattr(_compat, "watch_compilations", lambda *a: calls.append(a[2]))
     monkeypatch.setattr(_windowed, "problem", lambda: "a fake has no windows")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     own = _devices.local_devices
     devices = {"cuda": lambda: GPUS, "cpu": lambda: own("cpu")}
     for module in (runtime, _devices):
@@ -59,6 +58,8 @@ def usable(core):
 
 
 def test_gpus_are_ranks_by_the_number_that_cuda_has_for_them(core):
+    """Also where JAX's default is another platform, as here: JAX_PLATFORMS=cpu,cuda."""
+    assert jax.default_backend() == "cpu"
     usable(core)
     jaxfabric.initialize()
     (fabric,) = fake_core.FakeFabric.instances
