@@ -142,11 +142,15 @@ def test_the_pass_is_for_gpus_too(core, monkeypatch):
     assert registered == []
 
 
-def test_the_doctor_says_why(core):
+def test_the_doctor_says_why(core, monkeypatch):
     (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
     assert found.value == "left to XLA: a fake has no kernels"
     assert found.problem is None
     usable(core)
+    monkeypatch.setattr(doctor, "_cuda_plugin", lambda: "")
+    (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
+    assert found.value.startswith("none: JAX has no GPUs without its CUDA plugin")
+    monkeypatch.setattr(doctor, "_cuda_plugin", lambda: "jax-cuda13-plugin 0.12")
     (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
     run = "run on the fabric (jaxfabric gpu-table)"
     assert found.value == f"{run}; with other hosts left to XLA: GPU 0 offers no fabric handles"
