@@ -85,6 +85,7 @@ def test_the_command_prints_the_table(monkeypatch, capsys):
     assert cli.main(["gpu-table"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ranks", "op", "types", "XLA", "runs", "it", "from"]
+    assert len({len(line.partition("  (")[0]) for line in lines[:-1]}) == 1  # In columns.
     assert ["8", "all_reduce", "other", "512", "KiB"] in map(str.split, lines)
     assert ["16", "all_reduce", "float", "1", "MiB", "(gpu_limits)"] in map(str.split, lines)
     assert ["2", "broadcast", "any", "0", "(gpu_limits)"] in map(str.split, lines)
@@ -100,6 +101,13 @@ def test_the_command_prints_the_table(monkeypatch, capsys):
     monkeypatch.setenv("JAXFABRIC_GPU_LIMITS", "everything")
     assert cli.main(["gpu-table"]) == 2
     assert "JAXFABRIC_GPU_LIMITS=everything" in capsys.readouterr().err
+
+
+def test_the_command_tells_of_a_variable_that_nobody_reads(monkeypatch, caplog):
+    config.warn_of_unknown_variables.cache_clear()
+    monkeypatch.setenv("JAXFABRIC_GPU_LIMIT", "*=0")
+    assert cli.main(["gpu-table"]) == 0
+    assert "did you mean JAXFABRIC_GPU_LIMITS?" in caplog.text
 
 
 def test_help_names_the_setting(capsys):
