@@ -57,7 +57,10 @@ def test_limits_overrule_the_table_and_the_last_that_fits_wins():
     assert overruled(text, "permute", "int8", (1 << 10) - 1, 16).reason == (
         "1,023 bytes is below 1 KiB, the limit for permute on 16 GPUs (gpu_limits)"
     )
-    assert not overruled("*=0", "broadcast", "int8", 0, 2).fabric
+    for text in ("*=0", "broadcast=0, barrier=0"):
+        assert not overruled(text, "broadcast", "int8", 0, 2).fabric
+        assert not overruled(text, "barrier", "int32", 0, 2).fabric
+    assert overruled("*=1K", "barrier", "int32", 1 << 20, 2).fabric
 
 
 @pytest.mark.parametrize(
