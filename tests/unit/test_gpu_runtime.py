@@ -113,6 +113,16 @@ def test_gpus_that_the_processes_give_up_are_left_to_xla(core, caplog, monkeypat
     assert reason in str(jaxfabric.report())
 
 
+def test_a_process_whose_jax_has_no_gpus_says_so(core):
+    usable(core)
+    core.devices["cuda"] = list
+    jaxfabric.initialize()
+    status = jaxfabric.status()
+    assert (status.gpus, status.gpu_problem) == ((), "JAX has no GPU here")
+    # Programs for GPUs elsewhere are lowered all the same.
+    assert runtime.gpu_problem() == ""
+
+
 def test_without_cpu_devices(core, monkeypatch):
     """JAX_PLATFORMS=cuda."""
     usable(core)
