@@ -48,9 +48,7 @@ def local_devices(platform: str) -> list[Any]:
 
 def usable_gpus() -> tuple[dict[int, int], str]:
     """The ids of this process's GPUs by CUDA's number; why there are none for the fabric."""
-    import jax
-
-    if jax.default_backend() != "gpu" or not (devices := local_devices("cuda")):
+    if not (devices := local_devices("cuda")):
         return {}, NO_GPUS
     if problem := cuda_problem():
         logger.warning("collectives on GPUs are left to XLA: %s", problem)

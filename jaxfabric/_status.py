@@ -20,7 +20,7 @@ class Status:
         num_processes: how many processes take part.
         ranks: the ids of this process's CPU devices.
         gpus: the ids of its GPUs: ranks of their own, numbered apart from those of CPUs.
-        gpu_problem: why collectives on GPUs are all left to XLA; empty if they need not be.
+        gpu_problem: why there are none, and collectives on GPUs are all left to XLA; else empty.
         gpu_memory: through which memory GPUs reach each other, and why not through a better one;
             empty where the fabric has none.
         windows_problem: why those on the fabric copy their arrays; empty if large ones need not.

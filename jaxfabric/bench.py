@@ -317,8 +317,8 @@ def _machine(plan: Plan) -> dict[str, Any]:
 def _describe(machine: dict[str, Any]) -> str:
     return """\
 cores: {cores} (load: {load}); jaxfabric {jaxfabric}, JAX {jax}, Python {python}
-ranks: {ranks} (hosts: {hosts}, processes: {processes}, devices of each: {devices_per_process}); \
-{dtype}, best of {rounds} round(s)
+ranks: {ranks} (hosts: {hosts}, processes: {processes}, \
+CPU devices of each: {devices_per_process}); {dtype}, best of {rounds} round(s)
 """.format(**machine)
 
 

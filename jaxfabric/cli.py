@@ -29,8 +29,9 @@ jaxfabric needs JAXFABRIC_ENABLE=1 (or hlo); without it, its processes are N job
 """
 
 _BENCH_HELP = """\
-Times collectives between N processes of D devices each, on the fabric and with XLA's own
-collectives (Gloo between processes), in turns, and compares every result with numpy.
+Times collectives between N processes of D CPU devices each, on the fabric and with XLA's own
+collectives (Gloo between processes), in turns, and compares every result with numpy. It leaves
+GPUs alone: those are timed by tests/gpu/run.sh.
 
     jaxfabric bench
     jaxfabric bench -n 4 --op psum,all_gather --bytes 8,64KiB,16MiB
@@ -44,8 +45,11 @@ Prints from how many bytes on a collective on GPUs is left to XLA (NCCL), by the
 Bytes are those of the larger of one rank's operand and result. A number of ranks that is not there
 is left to XLA. If any call of a program is, all of them are: jaxfabric.report() says so.
 
+The limits are from published figures of others; the fabric has not run on a GPU yet.
+
     jaxfabric gpu-table
     JAXFABRIC_GPU_LIMITS='all_reduce/8=32M, all_to_all=0' jaxfabric gpu-table
+    JAXFABRIC_GPU_LIMITS='*=0' jaxfabric gpu-table    XLA runs all
 """
 
 
@@ -109,7 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         "--gpus-per-process",
         type=_positive,
         metavar="G",
-        help="GPUs of each process (CUDA_VISIBLE_DEVICES): the first G for the first, and so on",
+        help="GPUs of each process (CUDA_VISIBLE_DEVICES): the first G for the first, and so on; "
+        "without it each process sees, and takes memory of, all GPUs of its host",
     )
     _add_nodes(run.add_argument)
     run.add_argument(
@@ -277,10 +282,11 @@ def _gpu_table(*, as_json: bool) -> int:
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         return 0
-    print(f"{'ranks':>5}  {'op':<17}  {'types':<5}  {'XLA runs it from':>16}")
+    config.warn_of_unknown_variables()
+    print(f"{'ranks':>5}  {'op':<19}  {'types':<5}  {'XLA runs it from':>16}")
     for row in rows:
         limit = gpu_table.bytes_text(row.limit) if row.limit else "0"
-        line = f"{row.ranks:>5}  {row.op:<17}  {row.kind:<5}  {limit:>16}"
+        line = f"{row.ranks:>5}  {row.op:<19}  {row.kind:<5}  {limit:>16}"
         print(f"{line}  ({row.source})" if row.source else line)
     print(
         f"gpu_windows is {settings.gpu_windows}: on, peers address XLA's own arrays from "

@@ -87,8 +87,22 @@ def _versions() -> list[Finding]:
         except importlib.metadata.PackageNotFoundError:
             problem = f"pip install {package}" if package != "jaxfabric" else "run pip install ."
             findings.append(Finding("versions", package, "not installed", problem))
+    plugin = _cuda_plugin() or f"none: {_NO_PLUGIN}"
+    findings.append(Finding("versions", "CUDA plugin of JAX", plugin))
     findings.append(Finding("versions", "kernel", platform.release()))
     return findings
+
+
+_NO_PLUGIN = "JAX has no GPUs without its CUDA plugin (pip install 'jax[cuda13]')"
+
+
+def _cuda_plugin() -> str:
+    for package in ("jax-cuda13-plugin", "jax-cuda12-plugin"):
+        try:
+            return f"{package} {importlib.metadata.version(package)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
 
 
 def _core() -> list[Finding]:
@@ -103,18 +117,7 @@ def _core() -> list[Finding]:
     findings.append(Finding("core", "operations", ", ".join(sorted(ext.registrations()))))
     findings.append(Finding("core", "GPU kernels", _kernels(ext.cuda_build())))
     # Not a problem: most machines have no GPU.
-    gpus = runtime.cuda_problem()
-    value = f"left to XLA: {gpus}" if gpus else "run on the fabric (jaxfabric gpu-table)"
-    if not gpus and (pair := ext.cuda_unreachable()):
-        value += f"; staged in pinned host memory: {pair}"
-    if not gpus:
-        alone = ext.cuda_one_host()
-        value += (
-            f"; with other hosts left to XLA: {alone}"
-            if alone
-            else ("; with other hosts too, if they are of one NVLink domain")
-        )
-    findings.append(Finding("core", "collectives on GPUs", value))
+    findings.append(Finding("core", "collectives on GPUs", _gpus(ext)))
     windows = _windowed.problem()
     value = f"none: {windows}" if windows else "of XLA's own arrays (gpu_windows)"
     findings.append(Finding("core", "windows on GPUs", value))
@@ -128,9 +131,23 @@ def _core() -> list[Finding]:
     return findings
 
 
+def _gpus(ext: Any) -> str:  # noqa: ANN401
+    if problem := runtime.cuda_problem():
+        return f"left to XLA: {problem}"
+    if not _cuda_plugin():
+        return f"none: {_NO_PLUGIN}"
+    value = "run on the fabric (jaxfabric gpu-table)"
+    if pair := ext.cuda_unreachable():
+        value += f"; staged in pinned host memory: {pair}"
+    if alone := ext.cuda_one_host():
+        return f"{value}; with other hosts left to XLA: {alone}"
+    return f"{value}; with other hosts too, if they are of one NVLink domain"
+
+
 def _kernels(build: dict[str, Any]) -> str:
     if not build["images"]:
-        return f"none: {build['reason'] or 'the sources have none'}"
+        why = build["reason"] or "the sources have none"
+        return f"none: {why} (with kernels: JAXFABRIC_CUDA=1 pip install .)"
     size = sum(build["images"].values()) / 2**20
     return f"{build['architectures']}, {size:.1f} MiB, {build['compiler']}"
 

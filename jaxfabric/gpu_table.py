@@ -102,10 +102,10 @@ def decide(
         >>> gpu_table.decide("all_reduce", "bfloat16", 4096, 8)
         Decision(fabric=True, reason='4 KiB is below 64 MiB, the limit for all_reduce on 8 GPUs')
     """
-    if op == "barrier":
-        return Decision(True, "a barrier moves no data")
     kind = kind_of(op, dtype)
     limit, source = _limit(op, ranks, kind, overrides)
+    if op == "barrier" and limit != 0:
+        return Decision(True, "a barrier moves no data")
     types = " of types other than float32, float16 and bfloat16" if kind == "other" else ""
     call = f"{op}{types} on {ranks} GPUs"
     if limit is None:

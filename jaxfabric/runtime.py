@@ -244,7 +244,7 @@ def status() -> Status:
             num_processes=membership.num_processes,
             ranks=_session.ranks,
             gpus=tuple(_session.gpus.values()),
-            gpu_problem=gpu_problem(),
+            gpu_problem=gpu_problem() or ("" if _session.gpus else "JAX has no GPU here"),
             gpu_memory=_session.fabric.gpu_memory() if _session.gpus else "",
             windows_problem=windows_problem(),
             reads_problem=_session.fabric.reads_problem(),

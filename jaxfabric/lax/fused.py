@@ -61,7 +61,7 @@ def all_gather_matmul(
     x, w = _varying(axes, "all_gather_matmul", x, w)
     size = communicator_size(axes, None)
     count = _pieces("all_gather_matmul", pieces, x.shape[0], size * x.nbytes)
-    return jax.jit(_gather_multiply, static_argnums=(2, 3))(x, w, axes, count)
+    return _as_one(_gather_multiply)(x, w, axes, count)
 
 
 def matmul_reduce_scatter(
@@ -110,7 +110,16 @@ def matmul_reduce_scatter(
         )
     result = x.shape[0] * w.shape[1] * jnp.result_type(x, w).itemsize
     count = _pieces("matmul_reduce_scatter", pieces, x.shape[0] // size, result)
-    return jax.jit(_multiply_scatter, static_argnums=(2, 3))(x, w, axes, count)
+    return _as_one(_multiply_scatter)(x, w, axes, count)
+
+
+def _as_one(f: Any) -> Any:  # noqa: ANN401
+    """One program also where the call is in none, since halves must be of the same.
+
+    Inlined while it is traced, so that its collectives have the line of the call.
+    """
+    inline = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)  # An enum in JAX 0.12.
+    return jax.jit(f, static_argnums=(2, 3), inline=inline)
 
 
 def _varying(axes: Axes, name: str, x: Value, w: Value) -> tuple[Value, Value]:

@@ -5,11 +5,11 @@ Exit code 77: something is missing without which nothing can run, and is named.
 
 import ctypes
 import importlib.metadata
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 SKIPPED = 77
 
@@ -63,19 +63,18 @@ def main() -> int:
     }
     for name, value in rows.items():
         print(f"{name:<20}", (value or "none").replace("\n", "\n" + " " * 21))
+    packages = {
+        **{"jax": "jax[cuda13]", "nanobind": "nanobind", "scikit_build_core": "scikit-build-core"},
+        **{"pytest": "pytest", "pytest_timeout": "pytest-timeout", "xdist": "pytest-xdist"},
+    }
+    absent = [f"'{name}'" for module, name in packages.items() if not find_spec(module)]
+    if not shutil.which("cmake"):
+        absent += ["cmake", "ninja"]
     missing = [needed] if needed else []
-    missing += [
-        f"the Python package {package}"
-        for module, package in (
-            ("jax", "jax"),
-            ("nanobind", "nanobind"),
-            ("scikit_build_core", "scikit-build-core"),
-            ("pytest", "pytest"),
-        )
-        if importlib.util.find_spec(module) is None
-    ]
+    if absent:
+        missing.append(f"Python packages: pip install {' '.join(absent)}")
     if missing:
-        print(f"SKIPPED: needs {', '.join(missing)}")
+        print(f"SKIPPED: needs {', and '.join(missing)}")
         return SKIPPED
     return 0
 

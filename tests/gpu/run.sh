@@ -3,12 +3,12 @@
 #
 #   tests/gpu/run.sh
 #
-# Takes the Python of the PATH, or $PYTHON, with jax[cuda13], nanobind, scikit-build-core and jaxfabric's
-# `test` extra in it, and what else is there: nvcc, GoogleTest, compute-sanitizer. What is not is
-# skipped, and the table says so. Reaches for nothing over the network, and installs nothing; the build
-# stays in build/gpu, and the timings in build/gpu/gpu_timings.json. Leave the GPUs to it: a job of
-# somebody else changes the times, and may keep a rank's kernels from running beside the others'.
-# Exit code: 0 passed, 1 something failed, 77 nothing could run, for the reason that is printed.
+# Takes the Python of the PATH, or $PYTHON, with the packages that docs/cuda.md names, an nvcc, and
+# what else is there: GoogleTest, compute-sanitizer. What lacks them is skipped, and the table says
+# so. Reaches for nothing over the network, and installs nothing; the build stays in build/gpu, and
+# the timings in build/gpu/gpu_timings.json. Leave the GPUs to it: a job of somebody else changes the
+# times, and may keep a rank's kernels from running beside the others'.
+# Exit code: 0 passed, 1 something failed, 77 no test could run, for the reasons that are printed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -19,6 +19,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 rows=()
 failed=0
+tested=0
 
 # part NAME COMMAND...: a command that returns 77 has printed "SKIPPED: why".
 part() {
@@ -101,9 +102,13 @@ status=$?
 ((status)) && finish "$status"
 part 'build' built || finish 1
 part 'kernels' "$python" tests/gpu/kernel_table.py "$build"
+(($? == 77)) && finish 77
 part 'C++ tests' cpp_tests
+(($? == 77)) || tested=1
 part 'compute-sanitizer memcheck' sanitizer memcheck '*GpuCalls*/2x1:*GpuReplay*/2x1'
 part 'compute-sanitizer racecheck' sanitizer racecheck '*GpuCalls*/2x1'
 part 'Python tests' python_tests
+(($? == 77)) || tested=1
 part 'timings' timings
+((failed || tested)) || failed=77
 finish "$failed"

@@ -40,7 +40,6 @@ def core(monkeypatch):
     monkeypatch.setattr(runtime, "_exit_hook", True)
     monkeypatch.setattr(_compat, "watch_compilations", lambda *a: calls.append(a[2]))
     monkeypatch.setattr(_windowed, "problem", lambda: "a fake has no windows")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     own = _devices.local_devices
     devices = {"cuda": lambda: GPUS, "cpu": lambda: own("cpu")}
     for module in (runtime, _devices):
@@ -59,6 +58,8 @@ def usable(core):
 
 
 def test_gpus_are_ranks_by_the_number_that_cuda_has_for_them(core):
+    """Also where JAX's default is another platform, as here: JAX_PLATFORMS=cpu,cuda."""
+    assert jax.default_backend() == "cpu"
     usable(core)
     jaxfabric.initialize()
     (fabric,) = fake_core.FakeFabric.instances
@@ -112,6 +113,16 @@ def test_gpus_that_the_processes_give_up_are_left_to_xla(core, caplog, monkeypat
     assert reason in str(jaxfabric.report())
 
 
+def test_a_process_whose_jax_has_no_gpus_says_so(core):
+    usable(core)
+    core.devices["cuda"] = list
+    jaxfabric.initialize()
+    status = jaxfabric.status()
+    assert (status.gpus, status.gpu_problem) == ((), "JAX has no GPU here")
+    # Programs for GPUs elsewhere are lowered all the same.
+    assert runtime.gpu_problem() == ""
+
+
 def test_without_cpu_devices(core, monkeypatch):
     """JAX_PLATFORMS=cuda."""
     usable(core)
@@ -141,11 +152,15 @@ def test_the_pass_is_for_gpus_too(core, monkeypatch):
     assert registered == []
 
 
-def test_the_doctor_says_why(core):
+def test_the_doctor_says_why(core, monkeypatch):
     (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
     assert found.value == "left to XLA: a fake has no kernels"
     assert found.problem is None
     usable(core)
+    monkeypatch.setattr(doctor, "_cuda_plugin", lambda: "")
+    (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
+    assert found.value.startswith("none: JAX has no GPUs without its CUDA plugin")
+    monkeypatch.setattr(doctor, "_cuda_plugin", lambda: "jax-cuda13-plugin 0.12")
     (found,) = [f for f in doctor.examine() if f.name == "collectives on GPUs"]
     run = "run on the fabric (jaxfabric gpu-table)"
     assert found.value == f"{run}; with other hosts left to XLA: GPU 0 offers no fabric handles"

@@ -57,7 +57,10 @@ def test_limits_overrule_the_table_and_the_last_that_fits_wins():
     assert overruled(text, "permute", "int8", (1 << 10) - 1, 16).reason == (
         "1,023 bytes is below 1 KiB, the limit for permute on 16 GPUs (gpu_limits)"
     )
-    assert not overruled("*=0", "broadcast", "int8", 0, 2).fabric
+    for text in ("*=0", "broadcast=0, barrier=0"):
+        assert not overruled(text, "broadcast", "int8", 0, 2).fabric
+        assert not overruled(text, "barrier", "int32", 0, 2).fabric
+    assert overruled("*=1K", "barrier", "int32", 1 << 20, 2).fabric
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,7 @@ def test_the_command_prints_the_table(monkeypatch, capsys):
     assert cli.main(["gpu-table"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ranks", "op", "types", "XLA", "runs", "it", "from"]
+    assert len({len(line.partition("  (")[0]) for line in lines[:-1]}) == 1  # In columns.
     assert ["8", "all_reduce", "other", "512", "KiB"] in map(str.split, lines)
     assert ["16", "all_reduce", "float", "1", "MiB", "(gpu_limits)"] in map(str.split, lines)
     assert ["2", "broadcast", "any", "0", "(gpu_limits)"] in map(str.split, lines)
@@ -100,6 +104,13 @@ def test_the_command_prints_the_table(monkeypatch, capsys):
     monkeypatch.setenv("JAXFABRIC_GPU_LIMITS", "everything")
     assert cli.main(["gpu-table"]) == 2
     assert "JAXFABRIC_GPU_LIMITS=everything" in capsys.readouterr().err
+
+
+def test_the_command_tells_of_a_variable_that_nobody_reads(monkeypatch, caplog):
+    config.warn_of_unknown_variables.cache_clear()
+    monkeypatch.setenv("JAXFABRIC_GPU_LIMIT", "*=0")
+    assert cli.main(["gpu-table"]) == 0
+    assert "did you mean JAXFABRIC_GPU_LIMITS?" in caplog.text
 
 
 def test_help_names_the_setting(capsys):

@@ -339,7 +339,7 @@ def test_output_that_nobody_reads_is_no_error(arguments):
     ("images", "reason", "shown"),
     [
         ({"a": 3 << 20, "b": 1 << 19}, "", "sm_90 compute_90, 3.5 MiB, nvcc 13.0.88"),
-        ({}, "built without nvcc: no nvcc", "none: built without nvcc: no nvcc"),
+        ({}, "no nvcc", "none: no nvcc (with kernels: JAXFABRIC_CUDA=1 pip install .)"),
     ],
 )
 def test_doctor_reports_the_gpu_kernels(capsys, monkeypatch, images, reason, shown):

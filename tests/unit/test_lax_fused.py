@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from test_lax_lowering import custom_calls
 
+import jaxfabric
 from jaxfabric import lax
 
 ROWS, COLUMNS = P("i"), P(None, "i")
@@ -42,6 +43,16 @@ FORMS = {
     "matmul_reduce_scatter": (matmul_scatter, (COLUMNS, ROWS), ROWS),
 }
 forms = pytest.mark.parametrize("form", FORMS)
+
+
+@forms
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_its_collectives_have_the_line_of_the_call(form, pieces):
+    make, *specs = FORMS[form]
+    before = {*jaxfabric.report().entries}
+    jax.jit(over(make(pieces), *specs)).lower(numbers(16, 8), numbers(8, 8))
+    new = {*jaxfabric.report().entries} - before
+    assert {entry.source.partition(":")[0] for entry in new} == {"test_lax_fused.py"}
 
 
 @forms
