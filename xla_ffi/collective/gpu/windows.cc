@@ -95,7 +95,7 @@ Status GpuCall::Attach(int ordinal, cuda::CUstream stream, const Buffers& buffer
     written = WriteTable(*binding, stream, found.ok() ? *found : device::WindowTable{});
   }
   // The other ranks' kernels wait for this one's.
-  return written.ok() ? written : domain.Fail(std::move(written));
+  return domain.FailUnlessOk(std::move(written));
 }
 
 Status GpuCall::ForgetWindows(int ordinal, cuda::CUstream stream, const Binding& current) {
