@@ -123,6 +123,20 @@ def test_graphs_without_an_order_are_left_to_xla(
     assert ("CUDA graphs run calls" in status.gpu_problem) == refused
 
 
+def test_programs_for_gpus_are_compiled_again_for_another_fabric(core, monkeypatch):
+    """Their CUDA graphs launch kernels in the memory of the first."""
+    cleared = []
+    monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(len(cleared)))
+    for fabrics_before, with_gpus in enumerate((True, True, False)):
+        if with_gpus:
+            usable(core)
+        else:
+            core.cuda_status = lambda: "a fake has no kernels"
+        jaxfabric.initialize()
+        assert len(cleared) == (1 if fabrics_before else 0)
+        jaxfabric.shutdown()
+
+
 def test_gpus_that_the_processes_give_up_are_left_to_xla(core, caplog, monkeypatch):
     usable(core)
     reason = "the job is on several hosts, and their GPUs do not share memory: process 1, ..."

@@ -77,6 +77,7 @@ Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffer
     return Status(Code::kInternal, StrCat(spec_.label, ": GPU ", ordinal,
                                           " was not there when the fabric was initialized"));
   }
+  JF_RETURN_IF_ERROR(RefuseOldGraphs(*fabric, ordinal));
   auto bound = Bind(fabric, local, buffers);
   if (!bound.ok()) return bound.status();
   std::lock_guard lock(mutex_);
@@ -84,6 +85,22 @@ Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffer
   // Release: who reads it finds it complete.
   bindings_[ordinal].store(owned_.back().get(), std::memory_order_release);
   return owned_.back().get();
+}
+
+Status GpuCall::RefuseOldGraphs(const Fabric& current, int ordinal) {
+  std::lock_guard lock(mutex_);
+  for (const auto& earlier : owned_) {
+    // Relaxed: this thread, that of the device, has written it. Of others the domain may be gone.
+    if (earlier->raw == &current || !earlier->captured.load(std::memory_order_relaxed) ||
+        earlier->domain->gpu(earlier->local).ordinal() != ordinal) {
+      continue;
+    }
+    return Status(Code::kFailedPrecondition,
+                  StrCat(spec_.label, " at ", SiteRegistry::Get().Source(spec_.site),
+                         ": XLA has it in a CUDA graph from before jaxfabric.shutdown(); compile "
+                         "the program again, after jax.clear_caches() if jax.jit keeps it"));
+  }
+  return OkStatus();
 }
 
 Result<GpuCall::Group> GpuCall::GroupOf(int64_t rank) const {
