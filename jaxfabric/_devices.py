@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import pathlib
+import re
 from typing import Any
 
 from jaxfabric.config import logger
@@ -33,7 +35,28 @@ NO_GPUS = "none"
 
 def cuda_problem() -> str:
     """Why this process cannot run collectives on GPUs, or an empty string."""
-    return core().cuda_status()
+    return core().cuda_status() or _unordered_graphs()
+
+
+_GRAPHS = "--xla_gpu_command_buffer_scheduling_mode"
+
+
+def _unordered_graphs() -> str:
+    """Why calls in XLA's CUDA graphs would have no order; empty if they have one.
+
+    Calls of a communicator share its memory, and that they do so XLA does not see.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if flags and not flags.startswith("-"):  # The name of a file with them.
+        path = pathlib.Path(flags)
+        flags = path.read_text() if path.is_file() else ""
+    modes = re.findall(rf"{_GRAPHS}=[\"']?(\w+)", flags)
+    if not modes or not modes[-1].upper().startswith("CONCURRENT"):
+        return ""
+    return (
+        f"XLA_FLAGS has {_GRAPHS}={modes[-1]}, with which CUDA graphs run calls that share no "
+        "array in no order; leave it out, or use LHS or SERIALIZE"
+    )
 
 
 def local_devices(platform: str) -> list[Any]:

@@ -138,9 +138,8 @@ def initialize(
 def shutdown() -> None:
     """Disconnects from the other processes and frees everything the fabric holds. Idempotent.
 
-    Collectives in flight fail; those on GPUs have 30 seconds to end. After a failure JAX's
-    distributed client is dropped rather than shut down, because its shutdown waits for processes
-    that may be dead.
+    Collectives in flight fail; those on GPUs have 30 seconds to end. After a failure JAX's client
+    is dropped rather than shut down, because its shutdown waits for processes that may be dead.
     """
     global _session
     with _lock:
@@ -290,6 +289,8 @@ def _start(
             "jaxfabric.initialize() first"
         )
     gpus, without_gpus = usable_gpus()
+    if gpus and _registered:  # What JAX keeps has CUDA graphs in the memory of an earlier fabric.
+        jax.clear_caches()
     _register(_ext, bool(gpus))
     # A core without CUDA takes no GPUs.
     more = {"gpu_ordinals": [*gpus.items()]} if gpus else {}

@@ -93,6 +93,51 @@ def test_gpus_that_cannot_be_used_are_left_to_xla(core, caplog, reason):
     assert runtime.platforms() == ("cpu",)
 
 
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ("--xla_a=1 --xla_gpu_command_buffer_scheduling_mode=CONCURRENT --xla_b=2", True),
+        ("--xla_gpu_command_buffer_scheduling_mode='concurrent_regions'", True),
+        ("--xla_gpu_command_buffer_scheduling_mode=LHS", False),
+        # The last counts.
+        (
+            "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT "
+            "--xla_gpu_command_buffer_scheduling_mode=SERIALIZE",
+            False,
+        ),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_graphs_without_an_order_are_left_to_xla(
+    core, monkeypatch, tmp_path, flags, refused, in_a_file
+):
+    """Two calls of a communicator would run at once, in the same memory."""
+    usable(core)
+    if in_a_file:
+        (tmp_path / "flags").write_text(flags)
+        flags = str(tmp_path / "flags")
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    jaxfabric.initialize()
+    status = jaxfabric.status()
+    assert status.gpus == (() if refused else (4, 6))
+    assert ("CUDA graphs run calls" in status.gpu_problem) == refused
+
+
+def test_programs_for_gpus_are_compiled_again_for_another_fabric(core, monkeypatch):
+    """Their CUDA graphs launch kernels in the memory of the first."""
+    cleared = []
+    monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(len(cleared)))
+    for fabrics_before, with_gpus in enumerate((True, True, False)):
+        if with_gpus:
+            usable(core)
+        else:
+            core.cuda_status = lambda: "a fake has no kernels"
+        jaxfabric.initialize()
+        assert len(cleared) == (1 if fabrics_before else 0)
+        jaxfabric.shutdown()
+
+
 def test_gpus_that_the_processes_give_up_are_left_to_xla(core, caplog, monkeypatch):
     usable(core)
     reason = "the job is on several hosts, and their GPUs do not share memory: process 1, ..."

@@ -308,7 +308,7 @@ TEST(WindowStage, AReplayFindsArraysThatHaveMoved) {
   EXPECT_EQ(OnJob(2, problems, [](Job&) {}, body, after), "");
 }
 
-// An executable may go after its fabric, and a graph that was captured with an earlier one runs on.
+// An executable may go after its fabric, and one with a graph of an earlier fabric is not run.
 TEST(WindowStage, CallsOutliveTheirFabric) {
   const Shape shape{1, 2};
   const Problem problem = Problems(2)[0];
@@ -343,14 +343,7 @@ TEST(WindowStage, CallsOutliveTheirFabric) {
       process.together->arrive_and_wait();
       if (position == 0) wrong += change();
       process.together->arrive_and_wait();
-      wrong += stages();
-      wrong += Text(call.Launch(rank.ordinal(), rank.stream(), execution.buffers));
-      wrong += rank.Synchronize();
-      wrong += rank.Check(execution, problem, position, 0);
-      rank.Fill(execution, problem, position, 1);
-      if (api.cuGraphLaunch(replay, rank.stream()) != cuda::CUDA_SUCCESS) wrong += "no launch";
-      wrong += rank.Synchronize();
-      wrong += rank.Check(execution, problem, position, 1);
+      wrong += testing::Expect(stages(), {"XLA has it in a CUDA graph"});
       (void)api.cuGraphExecDestroy(replay);
       (void)api.cuGraphDestroy(graph);
       rank.Free(execution);

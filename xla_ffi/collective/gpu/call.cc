@@ -77,6 +77,7 @@ Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffer
     return Status(Code::kInternal, StrCat(spec_.label, ": GPU ", ordinal,
                                           " was not there when the fabric was initialized"));
   }
+  JF_RETURN_IF_ERROR(RefuseOldGraphs(*fabric, ordinal));
   auto bound = Bind(fabric, local, buffers);
   if (!bound.ok()) return bound.status();
   std::lock_guard lock(mutex_);
@@ -84,6 +85,22 @@ Result<GpuCall::Binding*> GpuCall::BindingFor(int ordinal, const Buffers& buffer
   // Release: who reads it finds it complete.
   bindings_[ordinal].store(owned_.back().get(), std::memory_order_release);
   return owned_.back().get();
+}
+
+Status GpuCall::RefuseOldGraphs(const Fabric& current, int ordinal) {
+  std::lock_guard lock(mutex_);
+  for (const auto& earlier : owned_) {
+    // Relaxed: this thread, that of the device, has written it. Of others the domain may be gone.
+    if (earlier->raw == &current || !earlier->captured.load(std::memory_order_relaxed) ||
+        earlier->domain->gpu(earlier->local).ordinal() != ordinal) {
+      continue;
+    }
+    return Status(Code::kFailedPrecondition,
+                  StrCat(spec_.label, " at ", SiteRegistry::Get().Source(spec_.site),
+                         ": XLA has it in a CUDA graph from before jaxfabric.shutdown(); compile "
+                         "the program again, after jax.clear_caches() if jax.jit keeps it"));
+  }
+  return OkStatus();
 }
 
 Result<GpuCall::Group> GpuCall::GroupOf(int64_t rank) const {
@@ -180,8 +197,12 @@ Status GpuCall::PlanLaunch(Binding& binding, const Group& group, const Buffers& 
     if (spec_.pairs[i + 1] == position) binding.source = static_cast<int32_t>(spec_.pairs[i]);
   }
   binding.blocks = launch.blocks;
-  JF_ASSIGN_OR_RETURN(binding.function, binding.domain->Function(binding.local, launch.kernel));
-  return launch.windows ? BindWindows(binding, group) : OkStatus();
+  const auto take = [&]() -> Status {
+    JF_ASSIGN_OR_RETURN(binding.function, binding.domain->Function(binding.local, launch.kernel));
+    return launch.windows ? BindWindows(binding, group) : OkStatus();
+  };
+  // What the driver refuses here it may not refuse on the other ranks.
+  return binding.domain->FailUnlessOk(take());
 }
 
 Status GpuCall::KeepIfCaptured(Binding& binding, cuda::CUstream stream,
@@ -198,21 +219,23 @@ Status GpuCall::KeepIfCaptured(Binding& binding, cuda::CUstream stream,
 Status GpuCall::Launch(int ordinal, cuda::CUstream stream, const Buffers& buffers) {
   std::shared_ptr<Fabric> fabric;
   JF_ASSIGN_OR_RETURN(Binding* const binding, BindingFor(ordinal, buffers, fabric));
-  const cuda::ScopedContext current(binding->domain->api(),
-                                    binding->domain->gpu(binding->local).context());
-  JF_RETURN_IF_ERROR(current.status());
-  Status launched = KeepIfCaptured(*binding, stream, fabric);
-  if (launched.ok()) launched = LaunchBound(*binding, stream, buffers);
+  GpuDomain& domain = *binding->domain;
+  const auto launch = [&]() -> Status {
+    const cuda::ScopedContext current(domain.api(), domain.gpu(binding->local).context());
+    JF_RETURN_IF_ERROR(current.status());
+    JF_RETURN_IF_ERROR(KeepIfCaptured(*binding, stream, fabric));
+    return LaunchBound(*binding, stream, buffers);
+  };
   // The other ranks' kernels wait for this one.
-  return launched.ok() ? launched : binding->domain->Fail(std::move(launched));
+  return domain.FailUnlessOk(launch());
 }
 
 Status GpuCall::Start(int ordinal, cuda::CUstream stream, const Buffers& buffers) {
   std::shared_ptr<Fabric> fabric;
   JF_ASSIGN_OR_RETURN(Binding* const binding, BindingFor(ordinal, buffers, fabric));
   const auto launch = [&](cuda::CUstream side) { return LaunchBound(*binding, side, buffers); };
-  Status started = binding->domain->StartBeside(binding->local, stream, spec_.site, launch);
-  return started.ok() ? started : binding->domain->Fail(std::move(started));
+  return binding->domain->FailUnlessOk(
+      binding->domain->StartBeside(binding->local, stream, spec_.site, launch));
 }
 
 Status GpuCall::LaunchBound(const Binding& binding, cuda::CUstream stream, const Buffers& buffers) {

@@ -52,11 +52,11 @@ class GpuCall {
  private:
   // Of a binding whose kernel looks for its arrays in windows.
   struct Windowed {
-    Windowed(std::weak_ptr<Fabric> owner, int owner_local, int on)
-        : fabric(std::move(owner)), local(owner_local), ordinal(on) {}
+    Windowed(std::weak_ptr<Fabric> owner, int owner_local)
+        : fabric(std::move(owner)), local(owner_local) {}
     ~Windowed();
     const std::weak_ptr<Fabric> fabric;  // has the table's memory, and may end first
-    const int local, ordinal;
+    const int local;
     device::WindowTable* table = nullptr;  // in the GPU's memory
     cuda::CUfunction write = nullptr;
     std::vector<int> peers;  // the communicator's members as ranks of XLA's
@@ -70,8 +70,8 @@ class GpuCall {
   struct Binding {
     std::weak_ptr<Fabric> fabric;  // has the domain
     const Fabric* raw = nullptr;   // the same, to compare only
-    // The same once a launch has been captured: a graph of the executable may launch the kernel
-    // again without a word, so what that uses stays as long as the call.
+    // The same once a launch has been captured: a graph of the executable may be running while the
+    // fabric ends, so what that uses stays as long as the call.
     std::atomic<bool> captured{false};
     std::shared_ptr<Fabric> kept;  // written by who sets `captured`
     GpuDomain* domain = nullptr;
@@ -90,6 +90,10 @@ class GpuCall {
   Status LaunchBound(const Binding& binding, cuda::CUstream stream, const Buffers& buffers);
   // Of the current fabric, which `fabric` keeps while the binding is used.
   Result<Binding*> BindingFor(int ordinal, const Buffers& buffers, std::shared_ptr<Fabric>& fabric);
+  // An executable whose graph was captured with an earlier fabric would launch its kernel again, in
+  // memory that nobody watches, and where other ranks may not be. XLA captures anew when arrays
+  // move only, which they may do on some ranks.
+  Status RefuseOldGraphs(const Fabric& current, int ordinal);
   Result<std::unique_ptr<Binding>> Bind(const std::shared_ptr<Fabric>& fabric, int local,
                                         const Buffers& buffers);
   // The group of this rank: its ranks, and the number of its first member among all groups'.
@@ -100,9 +104,6 @@ class GpuCall {
   Result<Group> GroupOf(int64_t rank) const;
   Status PlanLaunch(Binding& binding, const Group& group, const Buffers& buffers);
   Status BindWindows(Binding& binding, const Group& group) const;
-  // Graphs that were captured with an earlier fabric may yet launch their kernels: nobody tells
-  // these where windows are any more.
-  Status ForgetWindows(int ordinal, cuda::CUstream stream, const Binding& current);
   // With the lock of the binding's windows held.
   Status WriteTable(Binding& binding, cuda::CUstream stream,
                     const device::WindowTable& table) const;

@@ -99,13 +99,16 @@ Result<cuda::CUfunction> GpuDomain::Function(int local, const std::string& kerne
   if (found != owner.functions.end()) return found->second;
   const cuda::ScopedContext current(*api_, owner.gpu->context());
   JF_RETURN_IF_ERROR(current.status());
+  std::string why;
   for (const cuda::Module& module : owner.modules) {
     auto function = module.Function(kernel.c_str());
-    if (!function.ok()) continue;
-    owner.functions.emplace(kernel, *function);
-    return *function;
+    if (function.ok()) {
+      owner.functions.emplace(kernel, *function);
+      return *function;
+    }
+    why = StrCat(": ", function.status().message());
   }
-  return Status(Code::kInternal, StrCat("this build has no kernel ", kernel));
+  return Status(Code::kInternal, StrCat("this build has no kernel ", kernel, why));
 }
 
 void GpuDomain::Describe(uint32_t header, std::string call) {

@@ -130,8 +130,9 @@ class GpuDomain {
   Result<const nccl::Api*> nccl() const;
   // How messages name the call with this header.
   void Describe(uint32_t header, std::string call);
-  // A call cannot go on here: ends it on all ranks. Returns why, which may be an earlier failure.
-  Status Fail(Status status);
+  // If a call cannot go on here, ends it on all ranks: returns why, which may be an earlier
+  // failure.
+  Status FailUnlessOk(Status status);
   // OK while healthy.
   Status failure() const;
   // Pairs with Abort(), so failure() is set. Sequentially consistent: see Launching.
@@ -229,7 +230,7 @@ class GpuDomain {
   void AbortKernels();  // with the lock held
   // Reports the faults that kernels have left since the last time; unlocks meanwhile.
   void ReportFaults(std::unique_lock<std::mutex>& lock);
-  // Fail() for who holds the lock, which it gives up.
+  // FailUnlessOk() of a failure, for who holds the lock, which it gives up.
   Status FailUnlocked(std::unique_lock<std::mutex>& lock, Status status);
   void Report(const GpuCommunicator& communicator, const device::FaultRecord& fault);
   // What a rank is doing: the call with this header, or the last one it launched if that is 0.

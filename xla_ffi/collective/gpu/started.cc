@@ -18,7 +18,7 @@ Status GpuDomain::StartBeside(int local, cuda::CUstream stream, uint64_t site,
   // The operand is there once the stream has come so far.
   JF_RETURN_IF_ERROR(JF_CUDA_CALL(*api_, cuEventRecord, owner.fork.get(), stream));
   JF_RETURN_IF_ERROR(JF_CUDA_CALL(*api_, cuStreamWaitEvent, owner.side.get(), owner.fork.get(), 0));
-  JF_RETURN_IF_ERROR(launch(owner.side.get()));
+  // Before the kernel, which nobody could wait for without it.
   cuda::Event end;
   if (owner.spare.empty()) {
     JF_ASSIGN_OR_RETURN(end, cuda::Event::Create(*api_));
@@ -26,6 +26,7 @@ Status GpuDomain::StartBeside(int local, cuda::CUstream stream, uint64_t site,
     end = std::move(owner.spare.back());
     owner.spare.pop_back();
   }
+  JF_RETURN_IF_ERROR(launch(owner.side.get()));
   JF_RETURN_IF_ERROR(JF_CUDA_CALL(*api_, cuEventRecord, end.get(), owner.side.get()));
   owner.started[site].push_back(std::move(end));
   return OkStatus();
@@ -46,11 +47,14 @@ Status GpuDomain::Finish(int ordinal, cuda::CUstream stream, uint64_t site) {
                   "a collective is waited for that was not started, or in a fabric that has been "
                   "shut down");
   }
-  const cuda::ScopedContext current(*api_, owner.gpu->context());
-  JF_RETURN_IF_ERROR(current.status());
   // Equal calls may be waited for in any order; the last to be started is the last to end.
   std::deque<cuda::Event>& ends = found->second;
-  JF_RETURN_IF_ERROR(JF_CUDA_CALL(*api_, cuStreamWaitEvent, stream, ends.back().get(), 0));
+  const auto wait = [&]() -> Status {
+    const cuda::ScopedContext current(*api_, owner.gpu->context());
+    JF_RETURN_IF_ERROR(current.status());
+    return JF_CUDA_CALL(*api_, cuStreamWaitEvent, stream, ends.back().get(), 0);
+  };
+  JF_RETURN_IF_ERROR(FailUnlessOk(wait()));
   // So the oldest event goes, and the newest stays until all have been waited for.
   owner.spare.push_back(std::move(ends.front()));
   ends.pop_front();
@@ -61,10 +65,13 @@ Status GpuDomain::Finish(int ordinal, cuda::CUstream stream, uint64_t site) {
 Status GpuDomain::Copy(int ordinal, cuda::CUstream stream, void* to, const void* from,
                        size_t bytes) {
   const int local = LocalIndex(ordinal);
-  const cuda::ScopedContext current(*api_, gpu(local).context());
-  JF_RETURN_IF_ERROR(current.status());
-  return JF_CUDA_CALL(*api_, cuMemcpyDtoDAsync, reinterpret_cast<cuda::CUdeviceptr>(to),
-                      reinterpret_cast<cuda::CUdeviceptr>(from), bytes, stream);
+  const auto copy = [&]() -> Status {
+    const cuda::ScopedContext current(*api_, gpu(local).context());
+    JF_RETURN_IF_ERROR(current.status());
+    return JF_CUDA_CALL(*api_, cuMemcpyDtoDAsync, reinterpret_cast<cuda::CUdeviceptr>(to),
+                        reinterpret_cast<cuda::CUdeviceptr>(from), bytes, stream);
+  };
+  return FailUnlessOk(copy());
 }
 
 }  // namespace jaxfabric

@@ -87,7 +87,8 @@ void GpuDomain::ReportFaults(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-Status GpuDomain::Fail(Status status) {
+Status GpuDomain::FailUnlessOk(Status status) {
+  if (status.ok()) return status;
   std::unique_lock lock(mutex_);
   return FailUnlocked(lock, std::move(status));
 }

@@ -57,8 +57,7 @@ GpuCall::Windowed::~Windowed() {
 }
 
 Status GpuCall::BindWindows(Binding& binding, const Group& group) const {
-  auto windows = std::make_unique<Windowed>(binding.fabric, binding.local,
-                                            binding.domain->gpu(binding.local).ordinal());
+  auto windows = std::make_unique<Windowed>(binding.fabric, binding.local);
   JF_ASSIGN_OR_RETURN(windows->write,
                       binding.domain->Function(binding.local, "jaxfabric_write_window_table"));
   JF_ASSIGN_OR_RETURN(windows->table, binding.domain->TakeWindowTable(binding.local));
@@ -84,7 +83,7 @@ Status GpuCall::Attach(int ordinal, cuda::CUstream stream, const Buffers& buffer
   auto found = FindWindows(*binding, buffers, windows);
   domain.CountWindows(found.ok());
   const GpuDomain::Launching launching(domain);
-  Status written = domain.failed() ? domain.failure() : ForgetWindows(ordinal, stream, *binding);
+  Status written = domain.failed() ? domain.failure() : OkStatus();
   std::lock_guard lock(state.mutex);
   if (!found.ok() && !std::exchange(state.told, true)) {
     Log(LogLevel::kWarning,
@@ -95,26 +94,7 @@ Status GpuCall::Attach(int ordinal, cuda::CUstream stream, const Buffers& buffer
     written = WriteTable(*binding, stream, found.ok() ? *found : device::WindowTable{});
   }
   // The other ranks' kernels wait for this one's.
-  return written.ok() ? written : domain.Fail(std::move(written));
-}
-
-Status GpuCall::ForgetWindows(int ordinal, cuda::CUstream stream, const Binding& current) {
-  // One lock at a time: a binding that is current for one thread is an earlier one for the next.
-  std::vector<Binding*> earlier;
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& binding : owned_) {
-      if (binding.get() == &current || !binding->windows) continue;
-      if (binding->windows->ordinal == ordinal) earlier.push_back(binding.get());
-    }
-  }
-  for (Binding* const binding : earlier) {
-    // Relaxed: this thread, that of the device, writes it. Of others the memory may be gone.
-    if (!binding->captured.load(std::memory_order_relaxed)) continue;
-    std::lock_guard lock(binding->windows->mutex);
-    JF_RETURN_IF_ERROR(WriteTable(*binding, stream, device::WindowTable{}));
-  }
-  return OkStatus();
+  return domain.FailUnlessOk(std::move(written));
 }
 
 Status GpuCall::WriteTable(Binding& binding, cuda::CUstream stream,

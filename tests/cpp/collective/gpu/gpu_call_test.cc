@@ -7,6 +7,7 @@
 #include <numeric>
 #include <thread>
 
+#include "collective/call_site.h"
 #include "collective/gpu/compilation.h"
 #include "collective/gpu/gpu_ranks.h"
 
@@ -261,6 +262,51 @@ TEST_P(GpuReplay, NeedsNoHost) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuReplay,
                          ::testing::Values(Shape{2, 1}, Shape{1, 4}, Shape{2, 1, 2}), ShapeName);
+
+// After a shutdown the graph of an executable has its kernels in memory that nobody minds any more:
+// where a peer was lost they would trap, and elsewhere wait for ranks that are in the new fabric.
+TEST(GpuCall, AGraphOfAnEarlierFabricIsNotLaunched) {
+  const Shape shape{1, 2};
+  const Options options = TestOptions();
+  const auto body = [&](GpuProcess& process) {
+    const Problem problem = GpuProblems(2)[0];
+    const CallPointer captured = MakeCall(problem, shape.Ids(), 7);
+    const CallPointer launched = MakeCall(problem, shape.Ids(), 8);
+    std::string failed = process.OnEveryGpu([&](GpuRank& rank, int position) {
+      std::string wrong = RunOnGpu(*launched, rank, problem, position, 0);
+      const auto execution = rank.Make(problem, position, 0);
+      const cuda::ScopedContext current(rank.api(), rank.context());
+      cuda::CUgraph graph{};
+      wrong += Text(captured->Prepare(rank.ordinal(), execution.buffers));
+      (void)rank.api().cuStreamBeginCapture(rank.stream(), cuda::CU_STREAM_CAPTURE_MODE_RELAXED);
+      wrong += Text(captured->Launch(rank.ordinal(), rank.stream(), execution.buffers));
+      (void)rank.api().cuStreamEndCapture(rank.stream(), &graph);
+      (void)rank.api().cuGraphDestroy(graph);
+      // In the same fabric it may be.
+      return wrong + Text(captured->Prepare(rank.ordinal(), execution.buffers));
+    });
+    process.fabric->Shutdown();
+    const std::shared_ptr<Fabric> second =
+        *Fabric::Create(0, 1, shape.LocalIds(0), process.machine->AddTo(options));
+    failed += Text(second->Connect({second->Address()}));
+    SetCurrentFabric(second);
+    const CallPointer compiled_again = MakeCall(problem, shape.Ids(), 7);
+    failed += process.OnEveryGpu([&](GpuRank& rank, int position) {
+      std::string wrong = RunOnGpu(*compiled_again, rank, problem, position, 0);
+      wrong += RunOnGpu(*launched, rank, problem, position, 1);
+      const auto execution = rank.Make(problem, position, 0);
+      // Every execution asks anew.
+      for (int i = 0; i < 2; ++i) {
+        wrong += Expect(captured->Prepare(rank.ordinal(), execution.buffers).ToString(),
+                        {"FAILED_PRECONDITION", "all_reduce", "CUDA graph", "jax.clear_caches()"});
+      }
+      return wrong;
+    });
+    SetCurrentFabric(nullptr);
+    return failed;
+  };
+  EXPECT_EQ(OnGpus(shape, body, Machine::Gpus::kOneEach, options), "");
+}
 
 // One rank alternates between streams; the other does not.
 TEST(GpuCall, AStreamFollowsTheLast) {

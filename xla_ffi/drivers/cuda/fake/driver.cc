@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <numeric>
 #include <string>
 
 #include "drivers/cuda/fake/state.h"
@@ -25,7 +26,9 @@ std::atomic<FakeDriver::State*> current{nullptr};
 // Relaxed: only has to differ.
 std::atomic<uint64_t> next_id{1};
 
+// kCount stands for all of them.
 Function FunctionOf(std::string_view name) {
+  if (name.empty()) return Function::kCount;
   for (size_t i = 0; i < std::size(kNames); ++i) {
     if (kNames[i] == name) return static_cast<Function>(i);
   }
@@ -42,7 +45,8 @@ CUresult BeforeCall(Function function) {
   ++state->calls[static_cast<size_t>(function)];
   CUresult code = CUDA_SUCCESS;
   std::erase_if(state->failures, [&](FakeDriver::State::Failure& failure) {
-    if (failure.function != function || --failure.nth > 0) return false;
+    const bool counts = failure.function == function || failure.function == Function::kCount;
+    if (!counts || --failure.nth > 0) return false;
     code = failure.code;
     return true;
   });
@@ -138,6 +142,7 @@ void FakeDriver::FailCall(std::string_view function, int nth, CUresult code) {
 
 uint64_t FakeDriver::Calls(std::string_view function) const {
   const std::lock_guard lock(state_->mutex);
+  if (function.empty()) return std::accumulate(state_->calls.begin(), state_->calls.end(), 0UL);
   return state_->calls[static_cast<size_t>(FunctionOf(function))];
 }
 

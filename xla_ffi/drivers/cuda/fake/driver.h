@@ -59,9 +59,9 @@ class FakeDriver {
   // `argument_bytes`.
   void AddKernel(std::string name, emulation::Kernel kernel, size_t argument_bytes);
 
-  // The n-th call of the function from now on, 1 being the next, fails with `code`.
+  // The n-th call of the function from now on, 1 being the next, fails with `code`. "": of any.
   void FailCall(std::string_view function, int nth, CUresult code);
-  // How often a function has been called.
+  // How often a function has been called, or with "" all of them together.
   uint64_t Calls(std::string_view function) const;
 
   // While held a device begins nothing that is queued on its streams: a rank that does not come.
