@@ -102,10 +102,13 @@ STARTS = {
     "ppermute": lambda x: parallel.ppermute_start(x, "x", [(0, 1), (1, 2)]).done,
     "psend": sent,
 }
+# The argument's memory may be the result's.
+DONATED = "psum of a donated array"
 CALLS = {
     "psum": each(lambda lax, x: lax.psum(x, "x")),
     "psum of bfloat16": each(lambda lax, x: lax.psum(x.astype(jnp.bfloat16), "x")),
     "psum of a part": each(lambda lax, x: lax.psum(x[256:], "x")),
+    DONATED: each(lambda lax, x: lax.psum(x, "x")),
     "pmax": each(lambda lax, x: lax.pmax(x, "x")),
     "pmin": each(lambda lax, x: lax.pmin(x, "x")),
     "all_gather": each(lambda lax, x: lax.all_gather(x, "x")),
@@ -154,12 +157,13 @@ TOPOLOGIES = {
 }
 
 
-def program(call, lax, mesh, **options):
-    options = {"check_vma": False, **options}
-    f = jax.shard_map(lambda x: call(lax, x), mesh=mesh, in_specs=X, out_specs=X, **options)
+def program(call, lax, mesh, check_vma=False, donate_argnums=()):
+    f = jax.shard_map(
+        lambda x: call(lax, x), mesh=mesh, in_specs=X, out_specs=X, check_vma=check_vma
+    )
     ranks = mesh.devices.size
     x = jax.ShapeDtypeStruct((512 * ranks, 512), np.float32, sharding=NamedSharding(mesh, X))
-    return jax.jit(f).lower(x)
+    return jax.jit(f, donate_argnums=donate_argnums).lower(x)
 
 
 def transformer_step(mesh):
@@ -245,9 +249,11 @@ def describe(target, shape, rest, shapes):
 
 
 def compiled(lowered):
-    calls, others = read(lowered.compile().as_text())
+    text = lowered.compile().as_text()
+    calls, others = read(text)
     sites = re.findall(r"@jaxfabric_\w+\(.*?\bsite = (\d+)", lowered.as_text())
-    return {"calls": calls, "others": others, "lowered": sites}
+    donated = "input_output_alias={" in text
+    return {"calls": calls, "others": others, "lowered": sites, "donated": donated}
 
 
 def norm(x, residual, weight):
@@ -298,12 +304,15 @@ def main(folder):
         model = Mesh(line.devices, ("model",))
         own = f"{topology}, own"
         for name, call in (CALLS | MORE).items():
+            # psum_start is a psum without the check.
+            options = {
+                "check_vma": name == "start of psum",
+                "donate_argnums": (0,) if name == DONATED else (),
+            }
             with jaxfabric.enabled():
-                # Without it psum_start is what it was not asked for: a psum.
-                options = {"check_vma": True} if name == "start of psum" else {}
                 found[name][topology] = compiled(program(call, ours, line, **options))
             if name in CALLS:
-                found[name][own] = compiled(program(call, jax.lax, line))
+                found[name][own] = compiled(program(call, jax.lax, line, **options))
         with jaxfabric.enabled():
             found["transformer"][topology] = compiled(transformer_step(model))
         found["transformer"][own] = compiled(transformer_step(model))

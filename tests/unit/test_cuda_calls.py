@@ -20,11 +20,13 @@ from jaxfabric import _windowed
 pytestmark = pytest.mark.timeout(600)
 
 SCRIPT = pathlib.Path(__file__).with_name("cuda_calls.py")
+DONATED = "psum of a donated array"
 # By program: the calls, in order.
 WANTED = {
     "psum": ["all_reduce"],
     "psum of bfloat16": ["all_reduce"],
     "psum of a part": ["all_reduce"],
+    DONATED: ["all_reduce"],
     "pmax": ["all_reduce"],
     "pmin": ["all_reduce"],
     "all_gather": ["all_gather"],
@@ -96,6 +98,7 @@ def test_calls_are_there_in_order(found, topology, name):
     program = found[name][topology]
     assert [call["target"] for call in calls(program)] == WANTED[name]
     assert [call["site"] for call in calls(program)] == program["lowered"]
+    assert program["donated"] == (name == DONATED)
     # What XLA runs is not there.
     assert not [op for op in program["others"] if op.startswith(COLLECTIVES)]
     for call in calls(program):
