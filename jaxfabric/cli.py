@@ -277,10 +277,10 @@ def _gpu_table(*, as_json: bool) -> int:
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         return 0
-    print(f"{'ranks':>5}  {'op':<17}  {'types':<5}  {'XLA runs it from':>16}")
+    print(f"{'ranks':>5}  {'op':<19}  {'types':<5}  {'XLA runs it from':>16}")
     for row in rows:
         limit = gpu_table.bytes_text(row.limit) if row.limit else "0"
-        line = f"{row.ranks:>5}  {row.op:<17}  {row.kind:<5}  {limit:>16}"
+        line = f"{row.ranks:>5}  {row.op:<19}  {row.kind:<5}  {limit:>16}"
         print(f"{line}  ({row.source})" if row.source else line)
     print(
         f"gpu_windows is {settings.gpu_windows}: on, peers address XLA's own arrays from "

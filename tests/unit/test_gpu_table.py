@@ -85,6 +85,8 @@ def test_the_command_prints_the_table(monkeypatch, capsys):
     assert cli.main(["gpu-table"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ranks", "op", "types", "XLA", "runs", "it", "from"]
+    # Columns are as wide as the longest name.
+    assert {line.index("iB") for line in lines[1:-1] if "iB" in line} == {len(lines[0]) - 2}
     assert ["8", "all_reduce", "other", "512", "KiB"] in map(str.split, lines)
     assert ["16", "all_reduce", "float", "1", "MiB", "(gpu_limits)"] in map(str.split, lines)
     assert ["2", "broadcast", "any", "0", "(gpu_limits)"] in map(str.split, lines)
