@@ -67,6 +67,10 @@ std::vector<Target> Targets(const Figures& figures) {
   time("8 GPUs, all_reduce of 24 KiB", 6, 8, 8, 24 << 10);
   time("8 GPUs, all_reduce of 256 KiB", 10, 8, 8, 256 << 10);
   time("8 GPUs, all_reduce of 1 MiB", 14, 8, 8, 1 << 20);
+  const Row* large = Find(figures, "all_reduce", 8, 8, 64 << 20);
+  targets.push_back({"8 GPUs, all_reduce of 64 MiB, of the time that NCCL takes", 100,
+                     large == nullptr || large->nccl == 0 ? 0 : 100 * large->time / large->nccl,
+                     false, "%"});
   return targets;
 }
 

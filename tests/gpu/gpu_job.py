@@ -1,9 +1,9 @@
 """Every collective in programs of jax.jit and jax.shard_map, on whatever platform JAX has.
 
-    jaxfabric run -n 2 -- python tests/gpu/gpu_job.py PLATFORM GPUS
+    jaxfabric run -n 2 -- python tests/gpu/gpu_job.py PLATFORM GPUS [EACH]
 
 Compares what jaxfabric.lax gives, and jax.lax with the switch on, with numpy, and insists that the
-fabric ran all of it. Processes take GPUs in turn: with fewer GPUs than processes these share them.
+fabric ran all of it. Processes take GPUs in turn, EACH of them (1): with too few these share them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,23 @@ from jax.sharding import PartitionSpec as P
 import jaxfabric
 import jaxfabric.lax
 
-PLATFORM, GPUS = sys.argv[1], int(sys.argv[2])
+PLATFORM, GPUS, EACH = sys.argv[1], int(sys.argv[2]), int([*sys.argv, "1"][3])
 if PLATFORM == "gpu":
     # Read when JAX starts its backend.
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(int(os.environ["JAXFABRIC_PROCESS_ID"]) % GPUS)
+    first = int(os.environ["JAXFABRIC_PROCESS_ID"]) * EACH
+    own = [str((first + k) % GPUS) for k in range(EACH)]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
 jaxfabric.initialize()
 assert jax.default_backend() == PLATFORM, jax.default_backend()
+assert jax.local_device_count() == EACH, jax.local_devices()
 # Of 1 MiB and more, whose arrays may be in windows.
 WINDOWS = jaxfabric.status().config.gpu_windows == "on"
 LARGE = (400_000,) if WINDOWS else ()
+TYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "float8_e5m2", "float8_e4m3fn"),
+    *("complex64", "complex128"),
+)
 n, process = jax.device_count(), jax.process_index()
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
 ring = [(k, (k + 1) % n) for k in range(n)]
@@ -93,6 +101,45 @@ def dense(lax, count):
         for seed in range(3):
             rows = parts(count * n, seed)
             check(name, program(array(rows)), numpy_program(rows))
+
+
+def types(lax):
+    """Every type, in one program each; numbers so small that all types have the sums."""
+    for name in TYPES:
+        dtype = jnp.dtype(name)
+        numbers = name.startswith(("int", "float", "bfloat"))
+        values = np.random.default_rng(3).integers(-numbers, 2, (2, n, 3 * n))
+        rows = (values[0] + 1j * values[1] if "complex" in name else values[0]).astype(dtype)
+        wide = rows.astype(np.complex128 if "complex" in name else np.float64)
+        programs = {
+            "all_gather": (lambda x: lax.all_gather(x, "i"), [rows] * n),
+            "all_to_all": (
+                lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True),
+                rows.reshape(n, n, 3).swapaxes(0, 1).reshape(n, -1),
+            ),
+            "ppermute": (lambda x: lax.ppermute(x, "i", ring), np.roll(rows, 1, 0)),
+            "pbroadcast": (lambda x: lax.pbroadcast(x, "i", n - 1), [rows[n - 1]] * n),
+        }
+        if name != "bool":
+            total = wide.sum(0).astype(dtype)
+            programs |= {
+                "psum": (lambda x: lax.psum(x, "i"), [total] * n),
+                "psum_scatter": (
+                    lambda x: lax.psum_scatter(x, "i", tiled=True),
+                    total.reshape(n, 3),
+                ),
+            }
+        if "complex" not in name:
+            programs |= {
+                "pmax": (lambda x: lax.pmax(x, "i"), [wide.max(0).astype(dtype)] * n),
+                "pmin": (lambda x: lax.pmin(x, "i"), [wide.min(0).astype(dtype)] * n),
+            }
+        program = spread(lambda x, run=programs: {key: f(x) for key, (f, _) in run.items()})
+        with jax.enable_x64(True):
+            got = program(array(rows))
+        for key, (_, want) in programs.items():
+            assert got[key].dtype == dtype, f"{key} of {name} is {got[key].dtype}"
+            check(f"{key} of {name}", got[key], want)
 
 
 def ragged(lax):
@@ -204,6 +251,7 @@ for library, switch in ((jaxfabric.lax, contextlib.nullcontext()), (jax.lax, jax
         if library is jax.lax:
             halves()
         else:
+            types(library)
             norms()
             sends()
         print(library.__name__, flush=True)

@@ -25,6 +25,12 @@ struct Nccl::Functions {
                     cuda::CUstream stream);
   int (*broadcast)(const void* from, void* to, size_t count, int type, int root, void* communicator,
                    cuda::CUstream stream);
+  int (*send)(const void* from, size_t count, int type, int peer, void* communicator,
+              cuda::CUstream stream);
+  int (*receive)(void* to, size_t count, int type, int peer, void* communicator,
+                 cuda::CUstream stream);
+  int (*group_start)();
+  int (*group_end)();
 };
 
 Result<std::unique_ptr<Nccl>> Nccl::Open(const std::string& library, int ranks) {
@@ -40,7 +46,9 @@ Result<std::unique_ptr<Nccl>> Nccl::Open(const std::string& library, int ranks) 
   if (!find("ncclCommInitAll", &f.init_all) || !find("ncclCommDestroy", &f.destroy) ||
       !find("ncclGetErrorString", &f.error_string) || !find("ncclAllReduce", &f.all_reduce) ||
       !find("ncclReduceScatter", &f.reduce_scatter) || !find("ncclAllGather", &f.all_gather) ||
-      !find("ncclBroadcast", &f.broadcast)) {
+      !find("ncclBroadcast", &f.broadcast) || !find("ncclSend", &f.send) ||
+      !find("ncclRecv", &f.receive) || !find("ncclGroupStart", &f.group_start) ||
+      !find("ncclGroupEnd", &f.group_end)) {
     return Status(Code::kUnavailable, StrCat(library, " lacks functions of NCCL 2"));
   }
   std::vector<int> devices(static_cast<size_t>(ranks));
@@ -63,15 +71,46 @@ Status Nccl::Check(int result, const char* what) const {
 
 bool Nccl::Does(OpKind kind) {
   return kind == OpKind::kAllReduce || kind == OpKind::kAllGather ||
-         kind == OpKind::kReduceScatter || kind == OpKind::kBroadcast;
+         kind == OpKind::kReduceScatter || kind == OpKind::kBroadcast ||
+         kind == OpKind::kAllToAll || kind == OpKind::kPermute;
 }
 
-Status Nccl::Launch(OpKind kind, int rank, const Buffers& buffers, int64_t root,
-                    cuda::CUstream stream) {
+// Sends and receives in one group, so that they wait for each other together.
+Status Nccl::Exchange(const CallSpec& call, int rank, const Buffers& buffers,
+                      cuda::CUstream stream) const {
+  const Functions& f = *functions_;
+  void* const communicator = communicators_[static_cast<size_t>(rank)];
+  const auto ranks = static_cast<int>(communicators_.size());
+  const bool permutes = call.kind == OpKind::kPermute;
+  const size_t bytes = permutes ? buffers.input_bytes : buffers.input_bytes / communicators_.size();
+  const auto part = [&](int peer) { return permutes ? 0 : static_cast<size_t>(peer) * bytes; };
+  const auto send = [&](int peer) {
+    return Check(
+        f.send(buffers.input + part(peer), bytes / 4, kFloat32, peer, communicator, stream),
+        "ncclSend");
+  };
+  const auto receive = [&](int peer) {
+    return Check(
+        f.receive(buffers.output + part(peer), bytes / 4, kFloat32, peer, communicator, stream),
+        "ncclRecv");
+  };
+  JF_RETURN_IF_ERROR(Check(f.group_start(), "ncclGroupStart"));
+  for (int peer = 0; !permutes && peer < ranks; ++peer) {
+    JF_RETURN_IF_ERROR(send(peer));
+    JF_RETURN_IF_ERROR(receive(peer));
+  }
+  for (size_t i = 0; permutes && i + 1 < call.pairs.size(); i += 2) {
+    if (call.pairs[i] == rank) JF_RETURN_IF_ERROR(send(static_cast<int>(call.pairs[i + 1])));
+    if (call.pairs[i + 1] == rank) JF_RETURN_IF_ERROR(receive(static_cast<int>(call.pairs[i])));
+  }
+  return Check(f.group_end(), "ncclGroupEnd");
+}
+
+Status Nccl::Launch(const CallSpec& call, int rank, const Buffers& buffers, cuda::CUstream stream) {
   const Functions& f = *functions_;
   void* const communicator = communicators_[static_cast<size_t>(rank)];
   const size_t sent = buffers.input_bytes / 4, received = buffers.output_bytes / 4;
-  switch (kind) {
+  switch (call.kind) {
     case OpKind::kAllReduce:
       return Check(
           f.all_reduce(buffers.input, buffers.output, sent, kFloat32, kSum, communicator, stream),
@@ -86,10 +125,13 @@ Status Nccl::Launch(OpKind kind, int rank, const Buffers& buffers, int64_t root,
           "ncclAllGather");
     case OpKind::kBroadcast:
       return Check(f.broadcast(buffers.input, buffers.output, sent, kFloat32,
-                               static_cast<int>(root), communicator, stream),
+                               static_cast<int>(call.root), communicator, stream),
                    "ncclBroadcast");
+    case OpKind::kAllToAll:
+    case OpKind::kPermute:
+      return Exchange(call, rank, buffers, stream);
     default:
-      return Status(Code::kUnimplemented, StrCat("NCCL has no ", OpKindName(kind)));
+      return Status(Code::kUnimplemented, StrCat("NCCL has no ", OpKindName(call.kind)));
   }
 }
 

@@ -19,15 +19,18 @@ class Nccl {
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
 
-  // all_reduce, all_gather, reduce_scatter and broadcast, of float32.
+  // Sums and moves of float32, as XLA would have NCCL do them: all but barriers, norms and ragged
+  // calls, whose sizes XLA first brings to the host.
   static bool Does(OpKind kind);
-  // Queues a sum or a move on the rank's stream; the context of its GPU is current.
-  Status Launch(OpKind kind, int rank, const Buffers& buffers, int64_t root, cuda::CUstream stream);
+  // Queues a call of all ranks on the rank's stream; the context of its GPU is current.
+  Status Launch(const CallSpec& call, int rank, const Buffers& buffers, cuda::CUstream stream);
 
  private:
   struct Functions;
   Nccl() = default;
   Status Check(int result, const char* what) const;
+  Status Exchange(const CallSpec& call, int rank, const Buffers& buffers,
+                  cuda::CUstream stream) const;
 
   std::unique_ptr<Functions> functions_;
   std::vector<void*> communicators_;

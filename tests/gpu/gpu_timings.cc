@@ -280,8 +280,9 @@ void MeasureCalls(const Plan& plan, int ranks, Machine::Gpus gpus, const std::st
       double theirs = 0;
       if (nccl && Nccl::Does(problem.kind)) {
         const cuda::ScopedContext current(rank.api(), rank.context());
+        const CallSpec spec = problem.Spec(process.shape.Ids(), 0);
         const auto launch = [&] {
-          return nccl->Launch(problem.kind, local, execution.buffers, problem.root, rank.stream());
+          return nccl->Launch(spec, local, execution.buffers, rank.stream());
         };
         // The first call connects the GPUs, which a capture does not allow.
         Must(launch());

@@ -18,7 +18,7 @@ def gpus():
     return len(jax.devices("gpu"))
 
 
-def run(processes, gpus, **env):
+def run(processes, gpus, each=1, **env):
     env = {
         "JAX_PLATFORMS": "cuda,cpu",
         "JAXFABRIC_GPU_LIMITS": "*=1G",
@@ -27,7 +27,7 @@ def run(processes, gpus, **env):
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         **env,
     }
-    result = support.run_job(JOB, processes, "gpu", str(gpus), env=env, timeout=170)
+    result = support.run_job(JOB, processes, "gpu", str(gpus), str(each), env=env, timeout=170)
     assert result.returncode == 0, result.explain()
     for process in range(processes):
         assert result.lines_of(process)[-1] == "done", result.explain()
@@ -45,6 +45,14 @@ def test_processes_with_a_gpu_each(gpus, flags):
     if gpus < 2:
         pytest.skip("needs two GPUs")
     run(min(gpus, 8), gpus, XLA_FLAGS=flags)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("flags", ["", GRAPHS], ids=["streams", "graphs"])
+def test_a_process_with_all_gpus(gpus, flags):
+    if gpus < 2:
+        pytest.skip("needs two GPUs")
+    run(1, gpus, min(gpus, 8), XLA_FLAGS=flags)
 
 
 @pytest.mark.timeout(180)

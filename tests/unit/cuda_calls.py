@@ -1,7 +1,7 @@
 """Compiles the fabric's calls for H200 GPUs, on a machine that has none, beside XLA's own.
 
 Prints as JSON, by name of the program and of the topology: the calls in the order of the compiled
-program, and how often it has each other operation; of XLA's own the latter alone.
+program, and how often it has each other operation; the same with XLA's own collectives.
 """
 
 from __future__ import annotations
@@ -76,11 +76,41 @@ def halves(lax, x):
     return y + z + second.done().sum()
 
 
+def started(start):
+    """A program of one call in halves, with products between them."""
+
+    def f(lax, x):
+        del lax
+        end = start(jnp.sin(x))
+        y = work(x)
+        return y + end().sum()
+
+    return f
+
+
+def sent(x):
+    pair = [(1, 0)]
+    handle = ours.psend(x, "x", pair)
+    return lambda: ours.precv(handle, jax.typeof(x), "x", pair)
+
+
+STARTS = {
+    "psum": lambda x: parallel.psum_start(x, "x").done,
+    "all_gather": lambda x: parallel.all_gather_start(x, "x", tiled=True).done,
+    "psum_scatter": lambda x: parallel.psum_scatter_start(x, "x", tiled=True).done,
+    "all_to_all": lambda x: parallel.all_to_all_start(x, "x", 1, 0, tiled=True).done,
+    "ppermute": lambda x: parallel.ppermute_start(x, "x", [(0, 1), (1, 2)]).done,
+    "psend": sent,
+}
+# The argument's memory may be the result's.
+DONATED = "psum of a donated array"
 CALLS = {
     "psum": each(lambda lax, x: lax.psum(x, "x")),
     "psum of bfloat16": each(lambda lax, x: lax.psum(x.astype(jnp.bfloat16), "x")),
     "psum of a part": each(lambda lax, x: lax.psum(x[256:], "x")),
+    DONATED: each(lambda lax, x: lax.psum(x, "x")),
     "pmax": each(lambda lax, x: lax.pmax(x, "x")),
+    "pmin": each(lambda lax, x: lax.pmin(x, "x")),
     "all_gather": each(lambda lax, x: lax.all_gather(x, "x")),
     "all_gather of columns": each(lambda lax, x: lax.all_gather(x, "x", axis=1, tiled=True)),
     "psum_scatter": each(lambda lax, x: lax.psum_scatter(x, "x", tiled=True)),
@@ -111,25 +141,36 @@ MORE = {
     "matmul_reduce_scatter": lambda lax, x: lax.matmul_reduce_scatter(x, x, "x", pieces=2),
     "barrier": each(lambda lax, x: ours.barrier("x", x)),
     "halves": halves,
+    **{f"start of {name}": started(start) for name, start in STARTS.items()},
 }
 # Those that are compiled once more with the arrays of large calls in windows.
 IN_WINDOWS = (
     *("psum", "psum of bfloat16", "pmax", "all_gather", "psum_scatter", "all_to_all"),
     *("ppermute", "pbroadcast", "gradient of all_gather", "several"),
 )
-ON_HOSTS = ("psum", "all_gather of columns", "psum_scatter", "ragged_all_to_all", "several")
 
 
-def program(call, lax, mesh):
-    f = jax.shard_map(lambda x: call(lax, x), mesh=mesh, in_specs=X, out_specs=X, check_vma=False)
+# By name: GPUs of one host, and of two.
+TOPOLOGIES = {
+    "1x1x4": lambda: cuda_topology.devices(1, 4),
+    "1x2x8": lambda: cuda_topology.devices(2, 8),
+}
+
+
+def program(call, lax, mesh, check_vma=False, donate_argnums=()):
+    f = jax.shard_map(
+        lambda x: call(lax, x), mesh=mesh, in_specs=X, out_specs=X, check_vma=check_vma
+    )
     ranks = mesh.devices.size
     x = jax.ShapeDtypeStruct((512 * ranks, 512), np.float32, sharding=NamedSharding(mesh, X))
-    return jax.jit(f).lower(x)
+    return jax.jit(f, donate_argnums=donate_argnums).lower(x)
 
 
 def transformer_step(mesh):
     import transformer
     import transformer_tensor_parallel as example
+
+    transformer.HEADS = 16  # one for each GPU of two hosts
 
     def placed(like, specs):
         return jax.tree.map(
@@ -208,9 +249,11 @@ def describe(target, shape, rest, shapes):
 
 
 def compiled(lowered):
-    calls, others = read(lowered.compile().as_text())
+    text = lowered.compile().as_text()
+    calls, others = read(text)
     sites = re.findall(r"@jaxfabric_\w+\(.*?\bsite = (\d+)", lowered.as_text())
-    return {"calls": calls, "others": others, "lowered": sites}
+    donated = "input_output_alias={" in text
+    return {"calls": calls, "others": others, "lowered": sites, "donated": donated}
 
 
 def norm(x, residual, weight):
@@ -255,28 +298,35 @@ def main(folder):
     # As if each GPU were this process's.
     runtime.cuda_problem = lambda: ""
     cuda_topology.register()
-    line = Mesh(np.array(cuda_topology.devices(1, 4)), ("x",))
-    hosts = Mesh(np.array(cuda_topology.devices(2, 8)), ("x",))
-    found = {}
-    for name, call in (CALLS | MORE).items():
+    found = collections.defaultdict(dict)
+    for topology, gpus in TOPOLOGIES.items():
+        line = Mesh(np.array(gpus()), ("x",))
+        model = Mesh(line.devices, ("model",))
+        own = f"{topology}, own"
+        for name, call in (CALLS | MORE).items():
+            # psum_start is a psum without the check.
+            options = {
+                "check_vma": name == "start of psum",
+                "donate_argnums": (0,) if name == DONATED else (),
+            }
+            with jaxfabric.enabled():
+                found[name][topology] = compiled(program(call, ours, line, **options))
+            if name in CALLS:
+                found[name][own] = compiled(program(call, jax.lax, line, **options))
         with jaxfabric.enabled():
-            found[name] = {"1x1x4": compiled(program(call, ours, line))}
-            if name in ON_HOSTS:
-                found[name]["1x2x8"] = compiled(program(call, ours, hosts))
-        if name in CALLS:
-            found[name]["own"] = compiled(program(call, jax.lax, line))
-    model = Mesh(np.array(cuda_topology.devices(1, 4)), ("model",))
-    with jaxfabric.enabled():
-        found["transformer"] = {"1x1x4": compiled(transformer_step(model))}
-    found["transformer"]["own"] = compiled(transformer_step(model))
-    for name, f in (("norm", norm), ("gradient of norm", norm_gradient)):
-        found[name] = {"1x1x4": compiled(norms(f, line))}
-    found["command buffers"] = in_command_buffers(line, folder)
+            found["transformer"][topology] = compiled(transformer_step(model))
+        found["transformer"][own] = compiled(transformer_step(model))
+        for name, f in (("norm", norm), ("gradient of norm", norm_gradient)):
+            found[name][topology] = compiled(norms(f, line))
+        found["command buffers"][topology] = in_command_buffers(line, folder)
     runtime.windows_problem = lambda: ""
-    with jaxfabric.enabled():
+    for topology, gpus in TOPOLOGIES.items():
+        line = Mesh(np.array(gpus()), ("x",))
         for name in IN_WINDOWS:
-            found[f"{name} in windows"] = {"1x1x4": compiled(program(CALLS[name], ours, line))}
-            found[f"{name} in windows"]["own"] = found[name]["own"]
+            windowed = found[f"{name} in windows"]
+            with jaxfabric.enabled():
+                windowed[topology] = compiled(program(CALLS[name], ours, line))
+            windowed[f"{topology}, own"] = found[name][f"{topology}, own"]
     print(json.dumps(found))
 
 

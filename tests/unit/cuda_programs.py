@@ -1,8 +1,8 @@
 """Compiles programs for H200 GPUs, on a machine that has none, with the pass over each.
 
 A program of its own: what it registers is for a platform that the suite's process does not have.
-Prints as JSON, by name of the program: the collectives that the pass saw, what it says became of
-them, and the fabric's calls and XLA's collectives in what was compiled; or an error.
+Prints as JSON, by topology and name of the program: the collectives that the pass saw, what it says
+became of them, and the fabric's calls and XLA's collectives in what was compiled; or an error.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hlo_programs import COLLECTIVE, TARGET, constrain
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxfabric import config
 from jaxfabric.hlo.transformation import transform
 
 AB = P(("a", "b"))
@@ -31,7 +32,7 @@ def programs(mesh):
         return jax.shard_map(f, mesh=mesh, in_specs=AB, out_specs=out, check_vma=False)
 
     def ragged(x):
-        count = jnp.ones(4, jnp.int32)
+        count = jnp.ones(mesh.size, jnp.int32)
         return jax.lax.ragged_all_to_all(
             *(x, jnp.zeros_like(x), count * 2, count, count * 3, count), axis_name=("a", "b")
         )
@@ -62,17 +63,35 @@ def programs(mesh):
         # Of which one is for XLA, so all are.
         "a large one": (
             per_rank(lambda x: (jax.lax.psum(x, "a"), jax.lax.psum(x.sum(0), "a"))),
-            ((1 << 16, 1024), (("a", "b"), None)),
+            ((mesh.size << 14, 1024), (("a", "b"), None)),
         ),
         "product": (lambda x: x.prod(0), (x, rows)),
     }
 
 
+def compiled(mesh, records, f, *args):
+    records.clear()
+    shaped = [
+        jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, P(*axes)))
+        for shape, axes in args
+    ]
+    try:
+        text = jax.jit(f).lower(*shaped).compile().as_text()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {
+        "seen": sorted(record.op for record in records),
+        "reasons": sorted(record.reason for record in records if not record.taken),
+        "fabric": sorted(TARGET.findall(text)),
+        "xla": sorted(re.sub("-start$", "", op) for op in COLLECTIVE.findall(text)),
+    }
+
+
 def main():
-    mesh = Mesh(np.array(cuda_topology.devices(1, 4)).reshape(2, 2), ("a", "b"))
     cuda_topology.register()
     records = []
-    limits = ()
+    # For numbers of ranks that the table leaves to XLA.
+    limits = config.parse_gpu_limits("", "*/16=64M")
 
     def callback(data):
         result = transform(data, limits)
@@ -81,22 +100,10 @@ def main():
 
     jax.extend.xla.register_hlo_module_transformation(callback, name="test", platforms="cuda")
     found = {}
-    for name, (f, *args) in programs(mesh).items():
-        records.clear()
-        shaped = [
-            jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, P(*axes)))
-            for shape, axes in args
-        ]
-        try:
-            text = jax.jit(f).lower(*shaped).compile().as_text()
-        except Exception as error:
-            found[name] = {"error": f"{type(error).__name__}: {error}"}
-            continue
-        found[name] = {
-            "seen": sorted(record.op for record in records),
-            "reasons": sorted(record.reason for record in records if not record.taken),
-            "fabric": sorted(TARGET.findall(text)),
-            "xla": sorted(re.sub("-start$", "", op) for op in COLLECTIVE.findall(text)),
+    for hosts, gpus in ((1, 4), (2, 8)):
+        mesh = Mesh(np.array(cuda_topology.devices(hosts, gpus)).reshape(2, -1), ("a", "b"))
+        found[f"1x{hosts}x{gpus}"] = {
+            name: compiled(mesh, records, f, *args) for name, (f, *args) in programs(mesh).items()
         }
     print(json.dumps(found))
 

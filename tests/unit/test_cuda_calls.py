@@ -17,15 +17,18 @@ from test_hlo_cuda import missing
 
 from jaxfabric import _windowed
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 SCRIPT = pathlib.Path(__file__).with_name("cuda_calls.py")
+DONATED = "psum of a donated array"
 # By program: the calls, in order.
 WANTED = {
     "psum": ["all_reduce"],
     "psum of bfloat16": ["all_reduce"],
     "psum of a part": ["all_reduce"],
+    DONATED: ["all_reduce"],
     "pmax": ["all_reduce"],
+    "pmin": ["all_reduce"],
     "all_gather": ["all_gather"],
     "all_gather of columns": ["all_gather"],
     "psum_scatter": ["reduce_scatter"],
@@ -47,6 +50,18 @@ WANTED = {
     "norm": ["all_reduce_rms_norm"],
     "gradient of norm": ["all_reduce_rms_norm", "all_reduce"],
 }
+# By the op whose halves a program has: the target of the first.
+STARTS = {
+    "psum": "all_reduce_start",
+    "all_gather": "all_gather_start",
+    "psum_scatter": "reduce_scatter_start",
+    "all_to_all": "all_to_all_start",
+    "ppermute": "permute_start",
+    "psend": "permute_start",
+}
+# One host with 4 GPUs, and two with 8.
+TOPOLOGIES = ("1x1x4", "1x2x8")
+on_topologies = pytest.mark.parametrize("topology", TOPOLOGIES)
 OPERANDS = {"ragged_all_to_all": 6, "all_reduce_rms_norm": 3}
 # Where XLA:GPU puts the arrays of its own collectives with --xla_gpu_enable_nccl_user_buffers: what
 # an attribute calls memory space 1.
@@ -64,7 +79,7 @@ def found():
         env={**os.environ, "JAXFABRIC_GPU_LIMITS": "*/16=64M"},
         capture_output=True,
         text=True,
-        timeout=380,
+        timeout=580,
         check=False,
     )
     if "suitable version of ptxas" in result.stderr:
@@ -78,45 +93,46 @@ def calls(program):
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_calls_are_there_in_order(found, name):
-    for topology in ("1x1x4", "1x2x8"):
-        if topology not in found[name]:
-            continue
-        program = found[name][topology]
-        assert [call["target"] for call in calls(program)] == WANTED[name]
-        assert [call["site"] for call in calls(program)] == program["lowered"]
-        # What XLA runs is not there.
-        assert not [op for op in program["others"] if op.startswith(COLLECTIVES)]
-        for call in calls(program):
-            assert call["by_position"] == "0"
-            assert call["label"]
-            assert call["operands"] == OPERANDS.get(call["target"], 1)
-            # The fabric copies into memory of its own; what XLA has stays where it is.
-            assert call["spaces"] == []
+@on_topologies
+def test_calls_are_there_in_order(found, topology, name):
+    program = found[name][topology]
+    assert [call["target"] for call in calls(program)] == WANTED[name]
+    assert [call["site"] for call in calls(program)] == program["lowered"]
+    assert program["donated"] == (name == DONATED)
+    # What XLA runs is not there.
+    assert not [op for op in program["others"] if op.startswith(COLLECTIVES)]
+    for call in calls(program):
+        assert call["by_position"] == "0"
+        assert call["label"]
+        assert call["operands"] == OPERANDS.get(call["target"], 1)
+        # The fabric copies into memory of its own; what XLA has stays where it is.
+        assert call["spaces"] == []
 
 
-def added(program):
+def added(programs, topology):
     """Operations that the program has more of than with XLA's own collectives."""
-    ours, own = (program[which]["others"] for which in ("1x1x4", "own"))
+    ours, own = (programs[which]["others"] for which in (topology, f"{topology}, own"))
     return {op: n for op, n in ours.items() if n > own.get(op, 0)}
 
 
 @pytest.mark.parametrize("name", [*WANTED, "transformer"])
-def test_nothing_is_added_around_them(found, name):
+@on_topologies
+def test_nothing_is_added_around_them(found, topology, name):
     """Compared with the same program with XLA's own collectives, fusions and copies included."""
-    if "own" not in found[name]:
+    if f"{topology}, own" not in found[name]:
         pytest.skip("XLA has no such collective")
-    assert not added(found[name])
+    assert not added(found[name], topology)
 
 
-def test_arrays_that_peers_address_are_where_windows_can_be(found):
+@on_topologies
+def test_arrays_that_peers_address_are_where_windows_can_be(found, topology):
     programs = {name: found[name] for name in found if name.endswith(IN_WINDOWS)}
     assert len(programs) >= 10
     for name, program in programs.items():
         own = name.removesuffix(IN_WINDOWS)
-        targets = [call["target"] for call in calls(program["1x1x4"])]
+        targets = [call["target"] for call in calls(program[topology])]
         assert [t.removesuffix("_windows") for t in targets] == WANTED[own]
-        for call in calls(program["1x1x4"]):
+        for call in calls(program[topology]):
             op = call["target"].removesuffix("_windows")
             # No sum, or less than 1 MiB.
             copies = own in ("pmax", "psum of bfloat16")
@@ -124,46 +140,64 @@ def test_arrays_that_peers_address_are_where_windows_can_be(found):
             assert (call["target"] == op) == (arrays == 0)
             assert call["operand spaces"] == [COLLECTIVE_MEMORY] * (arrays & 1), name
             assert call["spaces"] == [COLLECTIVE_MEMORY] * (arrays >> 1), name
-        assert not added(program)
+        assert not added(program, topology)
 
 
-def test_work_between_halves_stays_there(found):
+@on_topologies
+def test_work_between_halves_stays_there(found, topology):
     """XLA would start late and wait early: see jaxfabric/_overlap.py."""
-    order = [call["target"] for call in found["halves"]["1x1x4"]["calls"]]
+    program = found["halves"][topology]
+    order = [call["target"] for call in program["calls"]]
     products = ["product", "product", "done"]
     assert order == ["all_gather_start", "reduce_scatter_start", *products, *products]
-    first, second = (c for c in found["halves"]["1x1x4"]["calls"] if c["target"] == "done")
-    starts = {c["site"]: c["target"] for c in calls(found["halves"]["1x1x4"])[:2]}
+    first, second = (c for c in program["calls"] if c["target"] == "done")
+    starts = {c["site"]: c["target"] for c in calls(program)[:2]}
     assert starts[first["site"]] == "all_gather_start"
     assert starts[second["site"]] == "reduce_scatter_start"
     for done in (first, second):
         assert (done["operands"], done["aliased"], done["spaces"]) == (3, True, [])
-    assert not [op for op in found["halves"]["1x1x4"]["others"] if op.startswith("copy")]
+    assert not [op for op in program["others"] if op.startswith("copy")]
 
 
-def test_products_run_beside_the_pieces(found):
+@pytest.mark.parametrize("name", STARTS)
+@on_topologies
+def test_every_op_has_halves(found, topology, name):
+    program = found[f"start of {name}"][topology]
+    order = [call["target"] for call in program["calls"]]
+    assert order == [STARTS[name], "product", "product", "done"]
+    start, done = calls(program)
+    assert (start["site"], start["operands"], start["spaces"]) == (done["site"], 1, [])
+    assert (done["operands"], done["aliased"], done["spaces"]) == (3, True, [])
+    assert not [op for op in program["others"] if op.startswith(COLLECTIVES)]
+
+
+@on_topologies
+def test_products_run_beside_the_pieces(found, topology):
     start, done, product = "all_gather_start", "done", "product"
-    order = [call["target"] for call in found["all_gather_matmul"]["1x1x4"]["calls"]]
+    order = [call["target"] for call in found["all_gather_matmul"][topology]["calls"]]
     assert order == [start, start, done, product, done, product]
     start = "reduce_scatter_start"
-    order = [call["target"] for call in found["matmul_reduce_scatter"]["1x1x4"]["calls"]]
+    order = [call["target"] for call in found["matmul_reduce_scatter"][topology]["calls"]]
     assert order == [product, start, product, start, done, done]
 
 
-def test_a_transformer_step(found):
-    ours, own = found["transformer"]["1x1x4"], found["transformer"]["own"]
+@on_topologies
+def test_a_transformer_step(found, topology):
+    ours, own = (found["transformer"][which] for which in (topology, f"{topology}, own"))
     assert [call["site"] for call in calls(ours)] == ours["lowered"]
     assert not [op for op in ours["others"] if op.startswith(COLLECTIVES)]
     assert ours["others"]["product"] == own["others"]["product"]
 
 
-def test_a_norm_is_the_call_alone(found):
-    assert found["norm"]["1x1x4"]["others"] == {}
+@on_topologies
+def test_a_norm_is_the_call_alone(found, topology):
+    assert found["norm"][topology]["others"] == {}
 
 
-def test_small_calls_are_captured(found):
+@on_topologies
+def test_small_calls_are_captured(found, topology):
     """XLA makes a command buffer of five operations; the handlers say that it may."""
-    buffers = found["command buffers"]
+    buffers = found["command buffers"][topology]
     assert buffers["calls"] == 7
     assert buffers["captured"] == buffers["calls"]
 
@@ -171,4 +205,6 @@ def test_small_calls_are_captured(found):
 def test_all_programs_are_looked_at(found):
     fused = {"all_gather_matmul", "matmul_reduce_scatter"}
     windows = {name for name in found if name.endswith(IN_WINDOWS)}
-    assert {*found} == {*WANTED, *fused, *windows, "halves", "transformer", "command buffers"}
+    starts = {f"start of {name}" for name in STARTS}
+    others = {"halves", "transformer", "command buffers"}
+    assert {*found} == {*WANTED, *fused, *windows, *starts, *others}

@@ -68,7 +68,7 @@ def found():
     if reason := missing():
         pytest.skip(reason)
     result = subprocess.run(
-        [sys.executable, SCRIPT], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, SCRIPT], capture_output=True, text=True, timeout=280, check=False
     )
     assert result.returncode == 0, result.stderr[-4000:]
     programs = json.loads(result.stdout.splitlines()[-1])
@@ -77,16 +77,19 @@ def found():
     return programs
 
 
+# One host with 4 GPUs, and two with 8.
+@pytest.mark.parametrize("topology", ["1x1x4", "1x2x8"])
 @pytest.mark.parametrize("program", WANTED)
-def test_a_program_for_gpus(found, program):
+def test_a_program_for_gpus(found, program, topology):
     seen, fabric = WANTED[program]
     left = LEFT.get(program, [])
-    reasons = found[program].pop("reasons")
+    got = dict(found[topology][program])
+    reasons = got.pop("reasons")
     assert len(reasons) == len(left)
     assert all(re.search(want, got) for want, got in zip(left, reasons, strict=True)), reasons
     xla = seen if left else []
-    assert found[program] == {"seen": seen, "fabric": fabric, "xla": xla}
+    assert got == {"seen": seen, "fabric": fabric, "xla": xla}
 
 
 def test_all_programs_are_looked_at(found):
-    assert found.keys() == WANTED.keys()
+    assert [programs.keys() for programs in found.values()] == [WANTED.keys()] * 2

@@ -99,6 +99,7 @@ class Cluster {
   }
   // An address that stands for all arenas.
   void EnableMulticast() {
+    if (multicast_ != nullptr) return;
     void* address = ::mmap(nullptr, shape_.Bytes(), PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     ASSERT_NE(address, MAP_FAILED);

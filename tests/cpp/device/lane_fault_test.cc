@@ -191,7 +191,9 @@ TEST_P(LaneFault, AWaitForARankThatHasEndedEnds) {
 
 // What it sent before is all that the others need of it.
 TEST_P(LaneFault, ARankThatHasSentItsPartMayEnd) {
-  if (!GetParam().ends_with("packets")) GTEST_SKIP() << "of several steps: needs it to the end";
+  if (GetParam().find("packets") == std::string::npos) {
+    GTEST_SKIP() << "of several steps: needs it to the end";
+  }
   for (int seed = 0; seed < Rounds(30); ++seed) {
     std::mt19937_64 random(static_cast<uint64_t>(seed));
     const ArenaShape shape{3, 2, 128, kLineBytes * 3};

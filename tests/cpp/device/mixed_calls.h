@@ -11,6 +11,7 @@
 namespace jaxfabric::device {
 
 struct MixedCall {
+  static constexpr uint32_t kMostRanks = 8;
   std::string kernel;  // without "jaxfabric_"
   uint32_t ranks, blocks, threads;
   uint64_t bytes;
@@ -18,8 +19,12 @@ struct MixedCall {
   uint32_t root, shift, silent;  // permute: by `shift`, but `silent` sends nothing
 
   bool Is(std::string_view op) const { return kernel.starts_with(op); }
+  // 4 bytes where the switch adds, which has no smaller integers.
+  uint32_t ElementBytes() const { return kernel.ends_with("uint32") ? 4 : 1; }
   uint8_t Input(uint32_t rank, uint64_t i) const {
-    return static_cast<uint8_t>((header * 2654435761u + rank * 40503u + i * 31u) >> 7);
+    const auto value = static_cast<uint8_t>((header * 2654435761u + rank * 40503u + i * 31u) >> 7);
+    // So small that the sum of a byte is no concern of the next one.
+    return ElementBytes() == 1 ? value : static_cast<uint8_t>(value / kMostRanks);
   }
   uint64_t InputBytes() const {
     return bytes * (Is("all_to_all") || Is("reduce_scatter") ? ranks : 1);
@@ -61,6 +66,9 @@ inline const std::vector<std::string>& MixedKernels() {
       "reduce_scatter_pull_sum_uint8",
       "all_gather_packets",
       "all_gather_push",
+      "all_reduce_multicast_sum_uint32",
+      "reduce_scatter_multicast_sum_uint32",
+      "all_gather_multicast",
       "all_to_all_packets",
       "all_to_all_push",
       "permute_packets",
@@ -82,6 +90,7 @@ inline MixedCall RandomCall(std::mt19937_64& random, const ArenaShape& shape,
                             ? shape.packet_bytes
                             : uint64_t{shape.bulk_bytes} / shape.ranks * segments;
   call.bytes = 1 + random() % (most * call.blocks);
+  call.bytes += (call.ElementBytes() - call.bytes % call.ElementBytes()) % call.ElementBytes();
   call.header = static_cast<uint32_t>(random());
   call.root = static_cast<uint32_t>(random() % shape.ranks);
   call.shift = static_cast<uint32_t>(random() % shape.ranks);
@@ -96,13 +105,14 @@ class MixedRank {
 
   uint64_t Start(const MixedCall& call, std::function<void(bool)> finished = nullptr) {
     call_ = call;
-    input_ = Bytes(call.InputBytes(), static_cast<uint32_t>(call.header % 16));
+    const uint32_t offset = call.header % 16 / call.ElementBytes() * call.ElementBytes();
+    input_ = Bytes(call.InputBytes(), offset);
     output_ = Bytes(call.OutputBytes());
     for (uint64_t i = 0; i < input_.size(); ++i) input_.data()[i] = std::byte{call.Input(rank_, i)};
     const std::string kernel = "jaxfabric_" + call.kernel;
     if (call.Is("all_reduce") || call.Is("reduce_scatter")) {
       const ReduceArguments a{cluster_.View(rank_), call.header, input_.data(), output_.data(),
-                              call.bytes};
+                              call.bytes / call.ElementBytes()};
       return cluster_.Start(rank_, kernel, call.blocks, call.threads, a, std::move(finished));
     }
     const MoveArguments a{cluster_.View(rank_), call.header,   call.root,      call.Target(rank_),
@@ -130,6 +140,7 @@ class MixedRank {
 class MixedRanks {
  public:
   explicit MixedRanks(Cluster& cluster) : cluster_(cluster) {
+    cluster.EnableMulticast();
     for (uint32_t rank = 0; rank < cluster.ranks(); ++rank) all_.emplace_back(cluster, rank);
   }
   ~MixedRanks() { cluster_.KillAll(); }
