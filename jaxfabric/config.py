@@ -246,8 +246,7 @@ def parse_gpu_limits(source: str, text: object) -> tuple[gpu_table.Override, ...
     for entry in filter(None, map(str.strip, str(text).split(","))):
         key, equals, size = map(str.strip, entry.partition("="))
         op, ranks, kind, *more = [*map(str.strip, key.split("/")), gpu_table.ANY, gpu_table.ANY]
-        # A barrier, which moves no bytes, goes with the program that it is in.
-        wanted = (*gpu_table.OPS[:-1], gpu_table.ANY)
+        wanted = (*gpu_table.OPS, gpu_table.ANY)
         if not equals or len(more) > 2 or op not in wanted:
             raise ConfigError(
                 f"{source}{text}: {entry!r} is not OP[/RANKS[/KIND]]=BYTES, such as "
