@@ -6,6 +6,7 @@ Each check raises a ValueError that begins with `source`, the setting and an equ
 from __future__ import annotations
 
 import ipaddress
+import re
 
 # As the core names them.
 PATTERNS = (
@@ -57,4 +58,13 @@ def check_network_cost(source: str, text: object) -> None:
         raise ValueError(
             f"{source}{text}: use measured, default, or the microseconds of a message and the GB/s "
             "of a long one, such as 30,1.2"
+        )
+
+
+def check_congestion_control(source: str, text: object) -> None:
+    """Wants auto, system, or what may be a name: which there are the kernel knows."""
+    if not re.fullmatch(r"[a-z0-9_-]{1,15}", str(text)):
+        raise ValueError(
+            f"{source}{text}: use auto, system, or a congestion control of the kernel, such as "
+            "cubic (sysctl net.ipv4.tcp_available_congestion_control lists them)"
         )

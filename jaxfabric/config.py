@@ -77,6 +77,7 @@ class Config:
     pattern: str = _field("", "patterns between hosts, whatever they cost; none: no pattern")
     network_cost: str = _field("measured", "measured, default, or microseconds and GB/s: 30,1.2")
     tcp_sockets: int = _field(2, "connections for data between two processes", 1, 64)
+    tcp_congestion_control: str = _field("auto", "auto, system, or one of the kernel: cubic")
     unreachable_after: float = _field(10.0, "a host that has not answered for so long is gone", 2)
     log_level: str = _field("warning", "error, warning or info")
 
@@ -269,6 +270,7 @@ _TEXT_CHECKS: dict[str, Callable[[str, object], Any]] = {
     "net_port_range": _network_settings.check_port_range,
     "network_cost": _network_settings.check_network_cost,
     "pattern": _network_settings.check_pattern,
+    "tcp_congestion_control": _network_settings.check_congestion_control,
 }
 
 

@@ -66,6 +66,7 @@ def initialize(
     pattern: str | None = None,
     network_cost: str | None = None,
     tcp_sockets: int | None = None,
+    tcp_congestion_control: str | None = None,
     unreachable_after: float | None = None,
     log_level: str | None = None,
 ) -> None:
@@ -103,6 +104,7 @@ def initialize(
         pattern: patterns between hosts that are taken whatever they cost, or "none" (""; by cost).
         network_cost: "measured", "default", or microseconds and GB/s: "30,1.2" ("measured").
         tcp_sockets: connections for data between two processes of different hosts (2).
+        tcp_congestion_control: theirs: "cubic", "system", or "auto": that but for BBR ("auto").
         unreachable_after: a host that has not answered for so long is gone, in seconds (10).
         log_level: "error", "warning" or "info" ("warning").
 
@@ -138,8 +140,8 @@ def initialize(
 def shutdown() -> None:
     """Disconnects from the other processes and frees everything the fabric holds. Idempotent.
 
-    Collectives in flight fail; those on GPUs have 30 seconds to end. After a failure JAX's client
-    is dropped rather than shut down, because its shutdown waits for processes that may be dead.
+    Collectives in flight fail; those on GPUs have 30 seconds to end. After a failure JAX's client,
+    whose shutdown would wait for dead processes, is dropped.
     """
     global _session
     with _lock:
@@ -284,9 +286,8 @@ def _start(
     process_count = jax.process_count("cpu" if devices else None)
     if process_count != membership.num_processes:
         raise RuntimeError(
-            f"JAX sees {process_count} process(es), the job has "
-            f"{membership.num_processes}: its backend was started before the job was joined; call "
-            "jaxfabric.initialize() first"
+            f"JAX sees {process_count} process(es), the job has {membership.num_processes}: its "
+            "backend was started before the job was joined; call jaxfabric.initialize() first"
         )
     gpus, without_gpus = usable_gpus()
     if gpus and _registered:  # What JAX keeps has CUDA graphs in the memory of an earlier fabric.
@@ -312,8 +313,7 @@ def _start(
         for process, member in enumerate(roster.members):
             if not without_windows and member.without_windows:
                 without_windows = f"process {process}: {member.without_windows}"
-        addresses = [member.address for member in roster.members]
-        fabric.connect(addresses, roster.secret, roster.incarnation)
+        fabric.connect([m.address for m in roster.members], roster.secret, roster.incarnation)
         if gpus and (problem := fabric.gpu_problem()):
             # Of this process or of another; all have heard of it.
             logger.warning("collectives on GPUs are left to XLA: %s", problem)

@@ -125,6 +125,23 @@ def test_a_port_range_without_two_free_ports_is_told_at_the_start(hosts, tmp_pat
         assert faults.only(result.stdout, process, "after")["seconds"] < 15, result.explain()
 
 
+def test_a_congestion_control_that_a_kernel_does_not_have_is_told_at_the_start(hosts, tmp_path):
+    """Of process 1 alone: a setting may differ."""
+    path = faults.script(tmp_path, STARTS)
+    lines = support.launchers(hosts, str(path), counts=(1, 1))
+    jobs = [
+        faults.start(line, **({"tcp_congestion_control": "no_such_one"} if host else {}))
+        for host, line in enumerate(lines)
+    ]
+    for process, result in enumerate([job.finish(60) for job in jobs]):
+        assert result.returncode == 0, result.explain()
+        assert not result.leftovers, result.explain()
+        text = faults.only(result.stdout, process, "raised")["text"]
+        assert "process 1 on hostb cannot be reached from other hosts: " in text
+        assert 'tcp_congestion_control "no_such_one" (allowed to every process are reno' in text
+        assert faults.only(result.stdout, process, "after")["seconds"] < 15, result.explain()
+
+
 # The kernel refuses process_vm_readv, as the profiles of some containers do. Installed before
 # threads are started, and for good. Elsewhere the number of the system call is another one.
 FORBIDS = """

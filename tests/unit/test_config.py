@@ -94,6 +94,12 @@ def test_bad_argument_names_itself():
         Config(deadline="3")
 
 
+@pytest.mark.parametrize("name", ["", "Cubic!", "a" * 16])
+def test_congestion_controls_have_names(name):
+    with pytest.raises(ConfigError, match=f"tcp_congestion_control={name}: use auto, system, or"):
+        Config(tcp_congestion_control=name)
+
+
 def test_unknown_argument():
     with pytest.raises(ConfigError, match=r"unknown setting 'deadlin'.*deadline"):
         Config.from_environment({}, deadlin=3)
@@ -153,6 +159,7 @@ _FORMS = {
     "net_port_range": "FIRST-LAST",
     "network_cost": "measured, default or MICROSECONDS,GB/S",
     "pattern": "none or NAME,...",
+    "tcp_congestion_control": "auto, system or NAME",
 }
 
 

@@ -1,5 +1,6 @@
 // The processes of other hosts: mirrors of their windows here, and the channels to theirs.
 #include <sys/random.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -8,6 +9,7 @@
 #include "base/hash.h"
 #include "collective/fabric.h"
 #include "os/interfaces.h"
+#include "os/tcp_socket.h"
 #include "transport/tcp/tcp.h"
 
 namespace jaxfabric {
@@ -17,6 +19,12 @@ namespace {
 constexpr double kFlushSeconds = 5;
 // The control connection's time to say why a process cannot be reached.
 constexpr auto kControlFirst = std::chrono::seconds(1);
+
+Status CheckCongestionControl(const std::string& name) {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return ErrnoStatus("socket", errno);
+  return SetCongestionControl(socket.get(), name);
+}
 
 }  // namespace
 
@@ -32,6 +40,7 @@ Status Fabric::ChooseNetwork() {
   network.unreachable_after = std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>(options_.unreachable_after));
   // Found out now, when the others can still be told. Where any port will do there are enough.
+  JF_RETURN_IF_ERROR(CheckCongestionControl(options_.tcp_congestion_control));
   if (network.ports.first != 0) {
     TcpAddress data = network.address;
     JF_ASSIGN_OR_RETURN(data_port_, ListenTcp(&data, network.ports));
@@ -49,6 +58,7 @@ Status Fabric::BindMessages(const Mesh::Job& job) {
   tcp.secret = job.secret;
   tcp.incarnation = job.incarnation;
   tcp.lanes = options_.tcp_sockets;
+  tcp.socket.congestion_control = options_.tcp_congestion_control;
   // The rings bound what executions post: all of the staging, with a header for each of the
   // smallest pieces, and the words.
   tcp.max_queued_bytes = 4 * window_.size() + (size_t{64} << 20);

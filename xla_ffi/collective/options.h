@@ -33,6 +33,7 @@ struct Options {
   std::string network_cost;         // see PatternChoice::SetCosts; the same on all processes
   double measuring_seconds = 0.05;  // for it, once the connection is open
   int tcp_sockets = 2;              // for data, between two processes of different hosts
+  std::string tcp_congestion_control = "auto";  // of them, see SetCongestionControl()
   // Processes with different ones take each other for processes of other hosts: for tests.
   std::string host_suffix;
   // The ranks that are GPUs; the others are CPU devices.

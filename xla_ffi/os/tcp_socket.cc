@@ -8,6 +8,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 
 #include "os/poll.h"
 
@@ -34,6 +35,11 @@ Status SetInt(int socket, int level, int option, int value, const char* name) {
     return ErrnoStatus(StrCat("setsockopt ", name), errno);
   }
   return OkStatus();
+}
+
+int TrySetCongestionControl(int socket, const std::string& name) {
+  return ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.c_str(),
+                      static_cast<socklen_t>(name.size()));
 }
 
 }  // namespace
@@ -121,6 +127,29 @@ std::string PortRange::ToString() const {
   return first == last ? StrCat(first) : StrCat(first, "-", last);
 }
 
+Status SetCongestionControl(int socket, const std::string& name) {
+  if (name == "system") return OkStatus();
+  if (name != "auto") {
+    if (TrySetCongestionControl(socket, name) == 0) return OkStatus();
+    const int error = errno;
+    std::string allowed;
+    std::getline(std::ifstream("/proc/sys/net/ipv4/tcp_allowed_congestion_control"), allowed);
+    return ErrnoStatus(StrCat("tcp_congestion_control \"", name,
+                              "\" (allowed to every process are ", allowed, ")"),
+                       error);
+  }
+  char current[16] = "";  // TCP_CA_NAME_MAX
+  socklen_t size = sizeof(current);
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, current, &size) != 0 ||
+      !std::string_view(current, ::strnlen(current, size)).starts_with("bbr")) {
+    return OkStatus();
+  }
+  for (const char* better : {"cubic", "reno"}) {
+    if (TrySetCongestionControl(socket, better) == 0) break;
+  }
+  return OkStatus();
+}
+
 Status SetTcpOptions(int socket, const TcpOptions& options) {
   if (options.no_delay) {
     JF_RETURN_IF_ERROR(SetInt(socket, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY"));
@@ -131,6 +160,7 @@ Status SetTcpOptions(int socket, const TcpOptions& options) {
   if (options.receive_buffer > 0) {
     JF_RETURN_IF_ERROR(SetInt(socket, SOL_SOCKET, SO_RCVBUF, options.receive_buffer, "SO_RCVBUF"));
   }
+  JF_RETURN_IF_ERROR(SetCongestionControl(socket, options.congestion_control));
   if (options.unreachable_after <= Clock::duration::zero()) return OkStatus();
   constexpr std::chrono::milliseconds kLongest{24 * 3600 * 1000};
   const auto after =

@@ -67,7 +67,15 @@ struct TcpOptions {
   // whose receiver always makes room: a receive buffer that stays full for so long, because the
   // process is stopped, fails it too (TCP_USER_TIMEOUT), although the host is well.
   Clock::duration unreachable_after{};
+  // See SetCongestionControl().
+  std::string congestion_control = "auto";
 };
+
+// Which algorithm says how much may be under way: one that the kernel has, "system" for what it
+// would take anyway, or "auto": that, unless it is BBR, which sends no faster than its model of
+// earlier, smaller bursts says, with pauses in between; then cubic, or reno where a process without
+// privileges may not ask for more (net.ipv4.tcp_allowed_congestion_control).
+Status SetCongestionControl(int socket, const std::string& name);
 
 // Applies the options; buffer sizes count only before listening or connecting.
 Status SetTcpOptions(int socket, const TcpOptions& options);

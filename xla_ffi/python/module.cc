@@ -141,6 +141,8 @@ Options ParseOptions(const nb::dict& settings) {
       options.network_cost = nb::cast<std::string>(value);
     } else if (name == "tcp_sockets") {
       options.tcp_sockets = nb::cast<int>(value);
+    } else if (name == "tcp_congestion_control") {
+      options.tcp_congestion_control = nb::cast<std::string>(value);
     } else if (name == "unreachable_after") {
       options.unreachable_after = nb::cast<double>(value);
     } else if (name == "gpu_pool_bytes") {

@@ -139,6 +139,44 @@ TEST_P(TcpSocketTest, AppliesOptions) {
   EXPECT_EQ(Option(server.get(), SOL_SOCKET, SO_KEEPALIVE), 0);
 }
 
+std::string CongestionControl(int socket) {
+  char name[16] = "";
+  socklen_t size = sizeof(name);
+  EXPECT_EQ(::getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, &size), 0);
+  return name;
+}
+
+TEST_P(TcpSocketTest, CongestionControlIsThatOfBothEnds) {
+  TcpOptions options;
+  options.congestion_control = "reno";
+  ASSERT_TRUE(SetTcpOptions(listener_.get(), options).ok());
+  const auto [client, server] = Pair(options);
+  EXPECT_EQ(CongestionControl(client.get()), "reno");
+  EXPECT_EQ(CongestionControl(server.get()), "reno");
+}
+
+TEST(CongestionControlTest, IsAsTheSystemsButForBbr) {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const std::string usual = CongestionControl(socket.get());
+  ASSERT_TRUE(SetCongestionControl(socket.get(), "system").ok());
+  EXPECT_EQ(CongestionControl(socket.get()), usual);
+  ASSERT_TRUE(SetCongestionControl(socket.get(), "reno").ok());
+  ASSERT_TRUE(SetCongestionControl(socket.get(), "auto").ok());
+  EXPECT_EQ(CongestionControl(socket.get()), "reno");
+  if (!SetCongestionControl(socket.get(), "bbr").ok()) GTEST_SKIP() << "the kernel has no bbr";
+  ASSERT_TRUE(SetCongestionControl(socket.get(), "auto").ok());
+  EXPECT_FALSE(CongestionControl(socket.get()).starts_with("bbr"));
+}
+
+TEST(CongestionControlTest, AnUnknownOneIsNamed) {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Status status = SetCongestionControl(socket.get(), "no_such_one");
+  EXPECT_NE(status.ToString().find("tcp_congestion_control \"no_such_one\" (allowed to every"),
+            std::string::npos)
+      << status.ToString();
+  EXPECT_NE(status.ToString().find("reno"), std::string::npos) << status.ToString();
+}
+
 TEST_P(TcpSocketTest, NobodyListeningIsUnavailable) {
   listener_.Reset();
   const Status status = ConnectTcp(address_, {}, Soon()).status();

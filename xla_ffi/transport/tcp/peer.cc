@@ -173,7 +173,7 @@ Status Peer::Push() {
 
 bool Peer::Send(int index) {
   constexpr size_t kParts = 32;
-  constexpr size_t kBytesAtOnce = 256 << 10;
+  constexpr size_t kBytesAtOnce = (256 << 10) + 4096;  // a segment with what is around it
   std::unique_lock lock(mutex_);
   Lane& lane = lanes_[static_cast<size_t>(index)];
   if (lane.sending) {
