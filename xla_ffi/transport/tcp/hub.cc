@@ -135,7 +135,7 @@ void Hub::Forget(const Socket& socket) {
   sockets_.erase(found);
 }
 
-void Hub::Handle(uint64_t id, uint32_t) {
+void Hub::Handle(uint64_t id, uint32_t events) {
   if (id == kAcceptorId) return Accept();
   std::shared_ptr<Socket> socket;
   {
@@ -144,6 +144,7 @@ void Hub::Handle(uint64_t id, uint32_t) {
     if (found == sockets_.end()) return;
     socket = found->second;
   }
+  if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) socket->ExpectEnd();
   socket->Handle();
 }
 

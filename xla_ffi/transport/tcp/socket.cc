@@ -126,12 +126,18 @@ void Socket::Receive() {
     message.msg_iovlen = places.size();
     const ssize_t count = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT);
     const int error = errno;
+    size_t room = 0;
+    for (const iovec& place : places) room += place.iov_len;
     reader_.Received(count > 0 ? static_cast<size_t>(count) : 0);
     if (count > 0) {
       turn += static_cast<size_t>(count);
       if (turn >= kTurnBytes) {
         hub_->Rearm(*this);
         more = false;
+      } else if (static_cast<size_t>(count) < room &&
+                 !end_expected_.load(std::memory_order_relaxed)) {
+        // All that was there: epoll tells of more, as it does after EAGAIN.
+        more = reader_.state() == FrameReader::State::kAtFence;
       }
     } else if (count == 0) {
       End(Status(Code::kUnavailable, reader_.at_boundary()

@@ -35,6 +35,8 @@ class Socket : private FrameSink, public std::enable_shared_from_this<Socket> {
 
   // Does all that the socket allows now. If another thread is at it, that one looks again.
   void Handle();
+  // What is there now may be all that comes, without a further event.
+  void ExpectEnd() { end_expected_.store(true, std::memory_order_relaxed); }
   // Nothing is received any more, and the other end learns of it.
   void Close();
 
@@ -81,8 +83,9 @@ class Socket : private FrameSink, public std::enable_shared_from_this<Socket> {
   bool arrived_ = false;  // words or signals were
   FrameReader reader_;
   Regions::Region* pinned_ = nullptr;
-  std::atomic<uint32_t> events_{0};  // 0 when nobody handles; acq_rel: hands the socket over
-  std::atomic<bool> closed_{false};  // relaxed: only stops early what would fail anyway
+  std::atomic<uint32_t> events_{0};        // 0 when nobody handles; acq_rel: hands the socket over
+  std::atomic<bool> end_expected_{false};  // relaxed: events_ hands it over
+  std::atomic<bool> closed_{false};        // relaxed: only stops early what would fail anyway
   std::atomic<uint64_t> applied_{0};
   std::atomic<bool> at_fence_{false};
   std::atomic<bool> ended_{false};
