@@ -37,6 +37,9 @@ bool Participant::WaitInline(Op& op) {
   constexpr int kPausesForRunning = 1024;
   constexpr int kPausesForWaiting = 8;
   constexpr int kPausesPerYield = 64;
+  // A look at the network is a system call itself, and what other hosts send may need this core to
+  // come: for a peer of this host that hands it on, or for processes that nobody here knows of.
+  constexpr int kLooksPerYield = 8;
   // Sharing cores, a rank yields for the time of a few turns of its peers, then sleeps. Sleeping at
   // once costs a wake-up on both sides, three times the time of a small call. Yielding on beside
   // other busy processes hands them a whole time slice at each turn, where the wake-up of a sleeper
@@ -59,7 +62,10 @@ bool Participant::WaitInline(Op& op) {
     ++idle_rounds;
     const bool networked = !remotes_.empty();
     // Whatever comes may be for others: no reason not to let them run.
-    if (networked) fabric_.messages()->Progress(Clock::duration::zero());
+    if (networked) {
+      fabric_.messages()->Progress(Clock::duration::zero());
+      if (idle_rounds % kLooksPerYield == 0) ::sched_yield();
+    }
     if (idle_rounds <= kPausesForWaiting) {
       CpuPause();
       continue;
