@@ -215,10 +215,11 @@ def _add_bench(commands: Any) -> None:  # noqa: ANN401
     _add_nodes(add)
     add(
         "--against",
-        type=bench.some_of(bench.PEERS),
+        type=lambda text: () if text == "none" else bench.some_of(bench.PEERS)(text),
         default=bench.PEERS[:1],
         metavar="NAME,...",
-        help=f"what to compare with, of: {', '.join(bench.PEERS)} (default: {bench.PEERS[0]})",
+        help="what to compare with: none, or some of "
+        f"{', '.join(bench.PEERS)} (default: {bench.PEERS[0]})",
     )
     add(
         "--rounds",

@@ -138,7 +138,7 @@ uint32_t GpuDomain::LanesFor(const std::vector<int64_t>& ranks) const {
 Result<GpuDomain::Arena> GpuDomain::TakeArena(Local& local, uint32_t ranks) {
   // What is left is shared out more sparingly than what there was: nobody takes all of it.
   size_t bytes = options_.arena_bytes;
-  while (bytes > local.gpu->pool_free() / 2 && bytes > kSmallestArena) bytes /= 2;
+  while (bytes > local.gpu->pool_free() / 3 && bytes > kSmallestArena) bytes /= 2;
   auto offset = local.gpu->Allocate(bytes);
   if (!offset.ok()) {
     const bool full = bytes > local.gpu->pool_free();
