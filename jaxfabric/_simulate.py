@@ -65,6 +65,7 @@ class Network:
         store: seconds of one call of the key-value store.
         connect: seconds that opening a connection keeps a process busy.
         sockets: connections to one peer.
+        cores: that all ranks share, where the hosts are namespaces of one machine; 0: they do not.
 
     Raises:
         ValueError: the core knows no such figure, or has no use for its value.
@@ -80,6 +81,7 @@ class Network:
     store: float = 100e-6
     connect: float = 100e-6
     sockets: int = 2
+    cores: int = 0
 
     def hosts(self, ranks: int) -> int:
         """How many hosts so many ranks fill, the last one perhaps not quite."""
@@ -94,7 +96,11 @@ class Network:
         rows = _ext.simulate(OPS[op], size, hosts, per_host, dict(self.figures))
         if hosts == 1:  # Whatever is chosen, nothing goes between hosts.
             rows = [row | {"pattern": "none", "lanes": 0} for row in rows if row["chosen"]]
-        return [row | {"seconds": row["inside"] + row["between"]} for row in rows]
+        return [row | {"seconds": self._seconds(row)} for row in rows]
+
+    def _seconds(self, row: Mapping[str, Any]) -> float:
+        alone: float = row["inside"] + row["between"]
+        return max(alone, row["work"] / self.cores) if self.cores else alone
 
     def start_up(self, ranks: int, peers: int) -> dict[str, float]:
         """Returns seconds of the rendezvous, and of the connections to so many peers."""
@@ -163,6 +169,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="microseconds of work to open a connection (default: %(default)g)",
     )
     add("--sockets", type=_count, default=2, metavar="K", help="per peer (default: %(default)s)")
+    add(
+        "--cores",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="that all ranks share, where the hosts are namespaces of one machine",
+    )
     add("--all", action="store_true", help="show every pattern, not only the one that is chosen")
     add(
         "--measured",
@@ -189,6 +202,7 @@ def main(options: argparse.Namespace) -> int:
         store=options.store * 1e-6,
         connect=options.connect * 1e-6,
         sockets=options.sockets,
+        cores=options.cores,
     )
     if options.measured:
         try:

@@ -66,6 +66,21 @@ def test_large_arrays_take_the_time_of_their_bytes():
     assert row["model"] == pytest.approx(row["seconds"], rel=0.01)
 
 
+def test_cores_that_all_ranks_share():
+    """Of 8 hosts each sends 7 messages, which 2 cores carry one after the other."""
+    figures = {"alpha": 9e-6, "overhead": 1e-9, "beta": 1e-15, "host_beta": 1e-15, "gamma": 1e-15}
+    alone, shared, many = (
+        next(row for row in network.collective("psum", 8, 8) if row["pattern"] == "one-shot")
+        for network in (
+            _simulate.Network(figures=figures, ranks_per_host=1, cores=cores)
+            for cores in (0, 2, 999)
+        )
+    )
+    assert alone["seconds"] == pytest.approx(9e-6, rel=0.1)
+    assert shared["seconds"] == pytest.approx(8 * 7 * 9e-6 / 2, rel=0.01)
+    assert many["seconds"] == alone["seconds"]
+
+
 def test_every_op_has_a_choice_for_any_number_of_ranks():
     network = _simulate.Network(figures={})
     for op in _simulate.OPS:

@@ -68,6 +68,18 @@ struct Settings {
   }
 };
 
+// Seconds of cores that all ranks take together: a message keeps its ends busy for as long as it
+// takes, and what is inside hosts each of their ranks.
+double WorkOfAll(const Candidate& candidate, OpKind op, uint64_t bytes, const GroupShape& shape,
+                 const CostModel& model) {
+  const Effort& effort = candidate.effort;
+  const double array = LaneBytes(op, static_cast<double>(bytes), shape, candidate.lanes);
+  const double member = (effort.rounds + effort.messages) * model.between.alpha +
+                        effort.sent * array * model.between.beta +
+                        effort.added * array * model.gamma;
+  return shape.hosts * (candidate.lanes * member + shape.ranks_per_host * candidate.inside);
+}
+
 nb::list Simulate(const std::string& op_name, uint64_t bytes, int32_t hosts, int32_t ranks_per_host,
                   const std::map<std::string, double>& figures) {
   const auto op = FindOp(op_name);
@@ -90,6 +102,7 @@ nb::list Simulate(const std::string& op_name, uint64_t bytes, int32_t hosts, int
     row["lanes"] = candidate.lanes;
     row["inside"] = candidate.inside;
     row["between"] = between;
+    row["work"] = WorkOfAll(candidate, *op, bytes, shape, settings.model);
     row["model"] = candidate.seconds();
     row["rounds"] = candidate.effort.rounds;
     row["peers"] = candidate.effort.peers;
