@@ -76,7 +76,7 @@ class Config:
     net_port_range: str = _field("", "ports that other hosts reach, such as 40000-40100")
     pattern: str = _field("", "patterns between hosts, whatever they cost; none: no pattern")
     network_cost: str = _field("measured", "measured, default, or microseconds and GB/s: 30,1.2")
-    tcp_sockets: int = _field(2, "connections for data between two processes", 1, 64)
+    tcp_sockets: int = _field(2, "connections for data between two processes", 1, 16)
     tcp_congestion_control: str = _field("auto", "auto, system, or one of the kernel: cubic")
     unreachable_after: float = _field(10.0, "a host that has not answered for so long is gone", 2)
     log_level: str = _field("warning", "error, warning or info")

@@ -327,11 +327,11 @@ def _start(
 def _must_agree(config: Config, ext: Any) -> dict[str, str]:  # noqa: ANN401
     from jaxfabric import __version__
 
-    agreed = ("segment_bytes", "gpu_limits", "gpu_windows", "pattern", "network_cost")
+    agreed = "segment_bytes gpu_limits gpu_windows pattern network_cost tcp_sockets"
     return {
         "the version of jaxfabric": __version__,
         "the compiled FFI version": ".".join(map(str, ext.ffi_version())),
-        **{name: str(getattr(config, name)) for name in agreed},
+        **{name: str(getattr(config, name)) for name in agreed.split()},
     }
 
 

@@ -1,4 +1,4 @@
-"""A short soak; the long one is `python tests/fault/soak.py`."""
+"""A short soak; the long one is `python tests/soak.py`."""
 
 import netns
 import pytest

@@ -14,6 +14,11 @@ std::map<std::string, uint64_t> Fabric::Counters() const {
   counters["window_bytes"] = window_.size();
   counters["dropped_messages"] = mesh_->dropped_messages();
   counters["refused_connections"] = mesh_->refused_connections();
+  if (messages_) {
+    const MessageCounters messages = messages_->counters();
+    counters["refused_connections"] += messages.refused;
+    counters["malformed_connections"] = messages.malformed;
+  }
   counters["message_block_bytes"] = blocks_.bytes();
   if (messages_) {
     const PathCost cost = patterns_.measured.value_or(patterns_.model.between);

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "collective/world.h"
 
@@ -192,6 +195,26 @@ TEST_P(ExactTest, OneWaySenderRunsAhead) {
     return failures;
   }),
             "");
+}
+
+// By parts of the hosts' ranks, so that each host sends an array once and not once for each rank.
+TEST(ExactHostsTest, LargeCallsBetweenHostsOfSeveralRanksGoByParts) {
+  World world({2, 2, 2});
+  for (const size_t count : {10, 20000}) {
+    std::map<std::string, uint64_t> before = world.fabric(0).Counters();
+    std::vector<size_t> calls;
+    for (const Problem& problem : EveryKind(4, count)) calls.push_back(world.Add(problem));
+    EXPECT_EQ(world.OnEveryRank([&](LocalRanks& ranks, int local) {
+      std::string failures;
+      for (const size_t call : calls) failures += Text(ranks.Run(call, local, 0));
+      return failures;
+    }),
+              "");
+    // all_reduce, reduce_scatter, all_gather, broadcast, of both ranks of the process.
+    EXPECT_EQ(world.fabric(0).Counters()["run_by_hosts"] - before["run_by_hosts"],
+              count < 100 ? 0 : 8)
+        << count;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ExactTest,

@@ -9,6 +9,8 @@
 #include <sstream>
 
 #include "collective/world.h"
+#include "os/tcp_socket.h"
+#include "transport/tcp_ends.h"
 
 namespace jaxfabric::testing {
 namespace {
@@ -33,6 +35,29 @@ void Await(Condition condition) {
     JF_CHECK(!deadline.expired());
     std::this_thread::yield();
   }
+}
+
+// A job goes on while strangers call, and says how many there were.
+TEST(NewsTest, StrangersAreCounted) {
+  World world({2, 1, 2});
+  const size_t call = world.Add({OpKind::kAllReduce, DType::kFloat32, 10, 2});
+  const auto launch = [&](int number) {
+    return world.OnEveryRank(
+        [&](LocalRanks& ranks, int local) { return Text(ranks.Run(call, local, number)); });
+  };
+  EXPECT_EQ(launch(0), "");
+  Fabric& called = world.fabric(1);
+  const uint64_t before = called.Counters()["refused_connections"];
+  for (int i = 0; i < 3; ++i) {
+    const Result<UniqueFd> fd =
+        ConnectTcp(tcp::RawPeer::Address(*called.messages()), {}, Deadline::AfterSeconds(20));
+    ASSERT_TRUE(fd.ok());
+    const std::string noise(200, 'x');
+    EXPECT_EQ(::send(fd->get(), noise.data(), noise.size(), MSG_NOSIGNAL), 200);
+  }
+  Await([&] { return called.Counters()["refused_connections"] == before + 3; });
+  EXPECT_EQ(called.Counters()["malformed_connections"], 0u);
+  EXPECT_EQ(launch(1), "");
 }
 
 // Process 2 is stopped and its queue is full when process 0 says what has failed, and process 1,

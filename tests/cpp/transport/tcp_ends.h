@@ -122,8 +122,9 @@ class RawPeer {
   }
 
   // From what the endpoint publishes: "ip:port" within it.
-  static TcpAddress Address(const End& end) {
-    const Bytes bytes = end.endpoint->address().bytes;
+  static TcpAddress Address(const End& end) { return Address(*end.endpoint); }
+  static TcpAddress Address(const MessageEndpoint& endpoint) {
+    const Bytes bytes = endpoint.address().bytes;
     return *TcpAddress::Parse(reinterpret_cast<const char*>(bytes.data()) + 24);
   }
 
