@@ -1,6 +1,7 @@
 """examples/checkpointed.py goes on after a death, and ends as if nobody had died."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,10 +65,15 @@ def is_process(pid, text, number):
         return f"JAXFABRIC_PROCESS_ID={number}\0".encode() in file.read()
 
 
-def start_each(folder, port, numbers=(0, 1, 2)):
-    more = ("--coordinator", f"127.0.0.1:{port}", "--processes", str(PROCESSES), "--process")
+def start_each(folder, port, numbers=(0, 1, 2), hosts=None):
+    """Here, or the last one on the second of two hosts."""
+    ip = hosts[0].ipv4 if hosts else "127.0.0.1"
+    more = ("--coordinator", f"{ip}:{port}", "--processes", str(PROCESSES), "--process")
     argv = [sys.executable, "-P", *command(folder), *more]
-    return {number: faults.start([*argv, str(number)]) for number in numbers}
+    lines = {number: [*argv, str(number)] for number in numbers}
+    if hosts:
+        lines = {n: hosts[n == PROCESSES - 1].command(*line) for n, line in lines.items()}
+    return {number: faults.start(line) for number, line in lines.items()}
 
 
 def start_all(folder):
@@ -99,6 +105,24 @@ def test_survivors_go_on_with_a_process_that_starts_again(tmp_path, undisturbed)
     check_steps(results[0].stdout.splitlines(), undisturbed)
     for survivor in (0, 1):
         assert f"(process 2, pid {pid} on {faults.HOST}) died" in results[survivor].stdout
+
+
+def test_survivors_on_another_host_go_on_with_a_process_that_starts_again(tmp_path, hosts):
+    """Over TCP: what was sent to the one that died is of an earlier start."""
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    whole = finish_each(start_each(tmp_path / "whole", 46001, hosts=hosts))
+    jobs = start_each(tmp_path / "cut", 46002, hosts=hosts)
+    jobs[0].wait_for(f"step {2 * EVERY}:")
+    faults.kill(jobs[2].process.pid)
+    assert jobs[2].finish(30).returncode == -signal.SIGKILL
+    for survivor in (0, 1):
+        jobs[survivor].wait_for("goes on after: ")
+    jobs |= start_each(tmp_path / "cut", 46002, numbers=[2], hosts=hosts)
+    results = finish_each(jobs)
+    check_steps(results[0].stdout.splitlines(), whole[0].stdout.splitlines())
+    for survivor in (0, 1):
+        assert re.search(r"\(process 2, pid \d+ on hostb\) died", results[survivor].stdout)
 
 
 def test_after_the_death_of_process_0_all_are_started_again(tmp_path, undisturbed):
