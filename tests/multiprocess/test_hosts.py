@@ -8,11 +8,11 @@ import support
 pytestmark = pytest.mark.timeout(180)
 
 
-def start(hosts, tmp_path, body, counts=(1, 1), devices=1):
+def start(hosts, tmp_path, body, counts=(1, 1), devices=1, address=None):
     """Starts a job with a launcher on each of the hosts."""
     script = support.write_script(tmp_path, rank_scripts.HEAD + body + rank_scripts.TAIL)
     options = ("--devices-per-process", str(devices))
-    lines = support.launchers(hosts, str(script), counts=counts, options=options)
+    lines = support.launchers(hosts, str(script), counts=counts, options=options, address=address)
     return [support.Job(line, rank_scripts.environment()) for line in lines]
 
 
@@ -53,6 +53,24 @@ for size in (1, 9, 3000, 700001):
 )
 def test_every_op(hosts, tmp_path, counts, devices):
     succeed(start(hosts, tmp_path, EVERY_OP, counts, devices), counts)
+
+
+# How many connections this host has, beside those to itself.
+OVER_IPV6 = """
+def connections(name):
+    with open("/proc/net/" + name) as file:
+        lines = [line.split() for line in file][1:]
+    ends = [line[1:3] for line in lines if line[3] == "01"]
+    return sum(a.split(":")[0] != b.split(":")[0] for a, b in ends)
+
+assert connections("tcp6") >= 3  # of the control plane, and two for data
+assert connections("tcp") == 0
+"""
+
+
+def test_every_op_over_ipv6(hosts, tmp_path):
+    address = f"[{hosts[0].ipv6}]:{support.new_port()}"
+    succeed(start(hosts, tmp_path, EVERY_OP + OVER_IPV6, address=address), (1, 1))
 
 
 MODEL = """
