@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import json
-import os
 import pathlib
 import re
 import sys
@@ -288,10 +287,7 @@ def in_command_buffers(mesh, folder):
     f = jax.shard_map(captured, mesh=mesh, in_specs=X, out_specs=X, check_vma=False)
     x = jax.ShapeDtypeStruct((512, 512), np.float32, sharding=NamedSharding(mesh, X))
     jax.jit(f).lower(x).compile()
-    # There are two of them if the passes found something to capture, and "_after" comes last.
-    *_, path = sorted(pathlib.Path(folder).glob("*jit_captured*.thunk_sequence*.txt"))
-    calls = [line for line in path.read_text().splitlines() if "kCustomCall" in line]
-    return {"calls": len(calls), "captured": sum(line.startswith(" ") for line in calls)}
+    return cuda_topology.captured_calls(folder)
 
 
 def main(folder):
@@ -332,9 +328,5 @@ def main(folder):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        # Read once, when XLA comes to life.
-        os.environ["XLA_FLAGS"] = (
-            f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder} "
-            "--xla_dump_hlo_module_re=.*captured.*"
-        )
+        cuda_topology.dump_captured(folder)
         main(folder)

@@ -3,12 +3,14 @@
 A program of its own: what it registers is for a platform that the suite's process does not have.
 Prints as JSON, by topology and name of the program: the collectives that the pass saw, what it says
 became of them, and the fabric's calls and XLA's collectives in what was compiled; or an error.
+Also how many calls of one program there are, and are captured.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import tempfile
 
 import cuda_topology  # First: it says which platforms JAX is to have.
 import jax
@@ -87,7 +89,23 @@ def compiled(mesh, records, f, *args):
     }
 
 
-def main():
+def in_command_buffers(mesh, folder):
+    """Of small collectives that depend on each other."""
+
+    def captured(x):
+        for _ in range(3):
+            x = jnp.tanh(jax.lax.ppermute(jax.lax.psum(x, "a"), "b", [(0, 1), (1, 0)]))
+        return x
+
+    axes = (("a", "b"), None)
+    x = jax.ShapeDtypeStruct((512, 512), np.float32, sharding=NamedSharding(mesh, P(*axes)))
+    f = jax.shard_map(captured, mesh=mesh, in_specs=AB, out_specs=AB, check_vma=False)
+    f.__name__ = "captured"
+    jax.jit(f).lower(x).compile()
+    return cuda_topology.captured_calls(folder)
+
+
+def main(folder):
     cuda_topology.register()
     records = []
     # For numbers of ranks that the table leaves to XLA.
@@ -104,9 +122,11 @@ def main():
         mesh = Mesh(np.array(cuda_topology.devices(hosts, gpus)).reshape(2, -1), ("a", "b"))
         found[f"1x{hosts}x{gpus}"] = {
             name: compiled(mesh, records, f, *args) for name, (f, *args) in programs(mesh).items()
-        }
+        } | {"command buffers": in_command_buffers(mesh, folder)}
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as folder:
+        cuda_topology.dump_captured(folder)
+        main(folder)

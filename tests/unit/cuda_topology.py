@@ -8,6 +8,7 @@ XLA looks for them, and has them read the attributes.
 from __future__ import annotations
 
 import os
+import pathlib
 
 # The libraries that a GPU would need are not looked for.
 os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
@@ -51,3 +52,19 @@ def register():
     }
     for name, stages in (targets | more).items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA", api_version=1)
+
+
+def dump_captured(folder):
+    """Has XLA write down what it makes of programs called captured; before it comes to life."""
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder} "
+        "--xla_dump_hlo_module_re=.*captured.*"
+    )
+
+
+def captured_calls(folder):
+    """How many calls the last program called captured has, and how many of them XLA captures."""
+    # There are two of them if the passes found something to capture, and "_after" comes last.
+    *_, path = sorted(pathlib.Path(folder).glob("*jit_captured*.thunk_sequence*.txt"))
+    calls = [line for line in path.read_text().splitlines() if "kCustomCall" in line]
+    return {"calls": len(calls), "captured": sum(line.startswith(" ") for line in calls)}
