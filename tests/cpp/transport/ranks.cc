@@ -108,6 +108,10 @@ void RunChild(int number, int socket, const TransportFactory& factory, const Ran
   }
   Rank rank{number, options.count, endpoint->get(), {}};
   if (ConnectAll(rank, std::move(addresses))) body(rank);
+  // Who left now could end the channel of a rank that has just sent its last signal.
+  const std::byte done{1};
+  (void)SendMessage(socket, std::span(&done, 1), {}, TestDeadline());
+  Receive(socket);
 }
 
 void RunProcesses(const TransportFactory& factory, const RankOptions& options,
@@ -143,6 +147,12 @@ void RunProcesses(const TransportFactory& factory, const RankOptions& options,
       for (const UniqueFd& fd : message.fds) fds.push_back(fd.get());
       EXPECT_TRUE(SendMessage(socket.get(), message.bytes, fds, TestDeadline()).ok());
     }
+  }
+  // Nothing comes from one that was killed.
+  for (const UniqueFd& socket : sockets) Receive(socket.get());
+  const std::byte all_done{1};
+  for (const UniqueFd& socket : sockets) {
+    (void)SendMessage(socket.get(), std::span(&all_done, 1), {}, TestDeadline());
   }
   for (int number = 0; number < options.count; ++number) {
     int status = 0;
