@@ -170,6 +170,10 @@ class Fabric {
     // Written by the control thread, read by all: no other data depends on them (relaxed).
     std::atomic<bool> gone{false};
     std::atomic<bool> left{false};  // said goodbye first
+    // One that is gone without a goodbye has not left: why it is gone is about to be told.
+    bool has_left() const {
+      return gone.load(std::memory_order_relaxed) && left.load(std::memory_order_relaxed);
+    }
   };
   // A report that a rank waits for a rank of ours, or for a mesh position (late_rank is -1 then).
   struct Stuck {
@@ -222,7 +226,7 @@ class Fabric {
   bool FailIfLeft(Op& op);
   // The rank at a position of the op's group; empty where only its announcement can tell.
   std::optional<int64_t> RankAt(const Participant& participant, int position) const;
-  bool Gone(int64_t rank) const;
+  bool HasLeft(int64_t rank) const;
   void ReportStuck(const Op& op, std::optional<int64_t> late_rank,
                    const std::optional<Stuck>& other);
   // Whether there still is a rank that may be one of those that have not announced themselves.

@@ -25,10 +25,9 @@ std::optional<int64_t> Fabric::RankAt(const Participant& participant, int positi
       .groups[static_cast<size_t>(participant.group())][static_cast<size_t>(position)];
 }
 
-bool Fabric::Gone(int64_t rank) const {
+bool Fabric::HasLeft(int64_t rank) const {
   const auto process = process_of_.find(rank);
-  return process != process_of_.end() &&
-         peers_[static_cast<size_t>(process->second)].gone.load(std::memory_order_relaxed);
+  return process != process_of_.end() && peers_[static_cast<size_t>(process->second)].has_left();
 }
 
 std::vector<int> Fabric::Late(const Op& op) const {
@@ -288,7 +287,7 @@ bool Fabric::MayCome(const Participant& participant) const {
     if (member) announced.insert(member->rank);
   }
   for (const Peer& peer : peers_) {
-    if (peer.gone.load(std::memory_order_relaxed)) continue;
+    if (peer.has_left()) continue;
     for (int64_t rank : peer.ranks) {
       if (!announced.contains(rank)) return true;
     }

@@ -152,7 +152,7 @@ bool Fabric::FailIfLeft(Op& op) {
   const Participant& participant = op.participant();
   const auto gone = [&](int position) {
     const auto rank = RankAt(participant, position);
-    return rank ? Gone(*rank) : !MayCome(participant);
+    return rank ? HasLeft(*rank) : !MayCome(participant);
   };
   std::vector<int> left = op.Missing();
   std::erase_if(left, [&](int position) { return !gone(position); });
