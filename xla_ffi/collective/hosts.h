@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "collective/call.h"
 #include "collective/pattern/hierarchy.h"
 
 namespace jaxfabric {
@@ -76,6 +77,49 @@ struct HostsLayout {
 
  private:
   size_t Ring(size_t index) const { return counter_bytes() + index * ring; }
+};
+
+// Which of a rank's rings holds what it sends to other hosts in Algorithm::kRelay.
+class RelayRings {
+ public:
+  RelayRings() = default;
+  RelayRings(OpKind kind, const Hosts& hosts, int position)
+      : kind_(kind),
+        handled_(hosts.HandledBy(position).size()),
+        members_(hosts.members(hosts.of(position)).size()) {}
+
+  // To the owner of a handled part, from the member of this host with that index.
+  size_t Of(size_t handled_index, size_t member_index) const {
+    switch (kind_) {
+      case OpKind::kReduceScatter:
+        return handled_index;
+      case OpKind::kAllGather:
+        return member_index;
+      case OpKind::kAllToAll:
+        return handled_index * members_ + member_index;
+      default:
+        return 0;
+    }
+  }
+  // The sum of this host that the rank needs itself.
+  size_t OwnPartial() const { return kind_ == OpKind::kReduceScatter ? handled_ : 0; }
+  size_t count() const {
+    switch (kind_) {
+      case OpKind::kReduceScatter:
+        return handled_ + 1;
+      case OpKind::kAllGather:
+        return members_;
+      case OpKind::kAllToAll:
+        return handled_ * members_;
+      default:
+        return 1;
+    }
+  }
+
+ private:
+  OpKind kind_ = OpKind::kAllReduce;
+  size_t handled_ = 0;
+  size_t members_ = 1;
 };
 
 // All that one rank does for the communicator. Positions, and indices in the lists of handled

@@ -40,6 +40,7 @@ bool Op::NeedsAsSource(int peer) const {
   const auto index = static_cast<size_t>(peer);
   const Slot* slot = found_[index] ? found_[index] : Look(peer);
   if (plan.algorithm == Algorithm::kPattern) return PatternNeeds(peer);
+  if (plan.algorithm == Algorithm::kRelay) return RelayNeeds(peer);
   if (plan.algorithm == Algorithm::kPull) return plan.reduces ? !slot : !pulled_[index];
   if (!slot) return !sources_found_;
   if (plan.algorithm == Algorithm::kHosts) return HostsNeed(peer);
@@ -59,7 +60,10 @@ bool Op::NeedsAsReader(int peer) const {
   // Direct buffers: see Linger().
   if (plan.algorithm == Algorithm::kPull) return false;
   // What these need of a peer they say above.
-  if (plan.algorithm == Algorithm::kHosts || plan.algorithm == Algorithm::kPattern) return false;
+  if (plan.algorithm == Algorithm::kHosts || plan.algorithm == Algorithm::kRelay ||
+      plan.algorithm == Algorithm::kPattern) {
+    return false;
+  }
   if (!std::binary_search(plan.readers.begin(), plan.readers.end(), peer)) return false;
   const Slot* slot = found_[static_cast<size_t>(peer)];
   if (!slot) slot = Look(peer);

@@ -35,6 +35,7 @@ void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint
   next_reader_ = 0;
   stream_ = produced_ = consumed_ = results_ = results_consumed_ = landed_ = 0;
   told_ = {};
+  handed_off_ = false;
   pattern_.block = nullptr;
   pattern_.begun = pattern_.awaits_sending = false;
   pattern_.sent = pattern_.taken = pattern_.collected = pattern_.entered = 0;
@@ -75,6 +76,9 @@ bool Op::Advance() {
             break;
           case Algorithm::kHosts:
             step = StepHosts();
+            break;
+          case Algorithm::kRelay:
+            step = StepRelay();
             break;
           case Algorithm::kPattern:
             step = StepPattern();
@@ -158,7 +162,9 @@ bool Op::Claim() {
     }
     mine_ = &participant.mine_->slots[slot_];
   }
-  const bool staged = !plan.inlined && plan.algorithm != Algorithm::kPull && !plan.readers.empty();
+  const bool relays = plan.algorithm == Algorithm::kRelay;
+  const bool staged =
+      (!plan.inlined || relays) && plan.algorithm != Algorithm::kPull && !plan.readers.empty();
   if (plan.algorithm == Algorithm::kPattern) {
     if (!ClaimForPattern()) return stage_ != Stage::kClaim;
   } else if (staged && plan.places && !participant.local_readers_) {
@@ -179,8 +185,10 @@ bool Op::PlaceStaging(size_t ring_bytes) {
   auto& slot = participant.slots_[slot_];
   const auto subs = static_cast<uint64_t>(plan.sub_streams());
   const bool hosts = plan.algorithm == Algorithm::kHosts;
-  const uint64_t rings = hosts ? participant.roles_.layout.rings()
-                               : subs + (plan.algorithm == Algorithm::kTwoShot ? 1 : 0);
+  const bool relays = plan.algorithm == Algorithm::kRelay;
+  const uint64_t rings = hosts    ? participant.roles_.layout.rings()
+                         : relays ? subs + participant.relay_rings_.count()
+                                  : subs + (plan.algorithm == Algorithm::kTwoShot ? 1 : 0);
   const uint64_t counters = hosts ? participant.roles_.layout.counter_bytes() : 0;
   // Under memory pressure a smaller ring works as well, only slower.
   for (uint64_t ring = ring_bytes;; ring = 4096) {
@@ -193,7 +201,7 @@ bool Op::PlaceStaging(size_t ring_bytes) {
     if (!TryPlaceInReserve(rings, counters)) return false;
     break;
   }
-  if (plan.algorithm == Algorithm::kTwoShot) {
+  if (relays || plan.algorithm == Algorithm::kTwoShot) {
     result_staging_ = staging_ + ring_ * subs;
     result_ring_ = ring_;
   }

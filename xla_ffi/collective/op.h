@@ -64,6 +64,9 @@ class Op {
   // All of them: the execution cannot end unless each of these peers does something more.
   std::vector<int> Missing() const;
 
+  // Before another thread goes on with it: the peers are late, or this rank is.
+  void HandOff();
+
   // For the progress thread.
   std::function<void(const Status&)> on_finished;
   Clock::time_point started{};
@@ -110,6 +113,7 @@ class Op {
   bool Placed(int peer) const;
 
   // algorithm/exchange.cc
+  bool ReadsStaged(int reader) const;
   bool Produce();
   size_t SubStreamBegin(int to) const;
   size_t SubStreamEnd(int to) const;
@@ -139,6 +143,19 @@ class Op {
   bool CombineOwn();
   bool CollectResults();
   bool ServeHost();
+
+  // algorithm/relay.cc
+  bool StepRelay();
+  bool RelayLocals();
+  void Relay(size_t bytes);
+  const std::byte* LocalContribution(int member, int sub) const;
+  void SumLocals(int sub, std::byte* to, size_t bytes);
+  void PostRelayed(int to, size_t ring, size_t bytes);
+  void ShowRelayed(PublishLine& line) const;
+  bool CollectRelayed();
+  bool HasRelayed() const { return results_ > 0 || handed_off_; }
+  bool RelayNeeds(int peer) const;
+  std::byte* RelayRing(size_t ring) const { return result_staging_ + ring * result_ring_; }
 
   // algorithm/pattern.cc
   bool ClaimForPattern();
@@ -221,6 +238,7 @@ class Op {
     uint64_t consumed = 0;
     uint64_t results_consumed = 0;
   } told_;
+  bool handed_off_ = false;  // see HandOff()
   std::vector<uint64_t> tickets_;
   std::optional<uint32_t> output_region_;  // while peers may put into the output
   size_t next_reader_ = 0;                 // Linger, Acknowledged: readers before it are done
@@ -233,7 +251,7 @@ class Op {
   uint64_t consumed_ = 0;
   uint64_t results_ = 0;
   uint64_t results_consumed_ = 0;
-  std::vector<const void*> host_operands_;  // kHosts: scratch for Reduce
+  std::vector<const void*> host_operands_;  // kHosts, kRelay: scratch for Reduce
   uint64_t landed_ = 0;                     // kHosts: bytes that had arrived for others here
   struct PatternState {
     BlockPool::Block* block = nullptr;

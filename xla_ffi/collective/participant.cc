@@ -215,50 +215,6 @@ bool Participant::ResolvePeers(int64_t run_id, std::optional<int32_t> settled) {
   return true;
 }
 
-bool Participant::FindRemotes() {
-  std::map<int, RemotePeer> remotes;  // by process
-  local_readers_ = false;
-  const auto contains = [](const std::vector<int>& positions, int position) {
-    return std::binary_search(positions.begin(), positions.end(), position);
-  };
-  for (int position = 0; position < size(); ++position) {
-    const PeerView& peer = peers_[static_cast<size_t>(position)];
-    const bool reads = contains(plan_.readers, position);
-    local_readers_ |= reads && !peer.remote;
-    if (!peer.remote || !(reads || contains(plan_.sources, position))) continue;
-    RemotePeer& remote = remotes[peer.process];
-    if (reads) remote.positions.push_back(position);
-  }
-  remote_of_.assign(peers_.size(), 0);
-  for (auto& [process, remote] : remotes) {
-    const auto link = fabric_.LinkTo(process);
-    if (!link.ok()) {
-      fabric_.ReportFailure(link.status().WithContext(DescribeCall()));
-      return false;
-    }
-    remote.channel = link->channel;
-    remote.region = link->mirror_region;
-    remote.window_region = link->window_region;
-    for (size_t position = 0; position < peers_.size(); ++position) {
-      if (peers_[position].process == process) remote_of_[position] = remotes_.size();
-    }
-    remotes_.push_back(std::move(remote));
-  }
-  if (plan_.algorithm == Algorithm::kHosts) {
-    roles_ = HostRoles(plan_.hosts, position_);
-    layouts_.resize(peers_.size());
-    for (int member : roles_.members) {
-      layouts_[static_cast<size_t>(member)] = HostsLayout(plan_.hosts, member);
-    }
-  }
-  if (plan_.algorithm == Algorithm::kPattern && plan_.member >= 0) {
-    messages_ =
-        PatternMessages(plan_.pattern, plan_.kind, static_cast<int32_t>(plan_.members.size()),
-                        plan_.member, static_cast<int32_t>(plan_.root), plan_.array_bytes());
-  }
-  return true;
-}
-
 bool Participant::ReaderDone(size_t reader, int slot, uint64_t tag) const {
   const auto& confirmed = slots_[slot].confirmed[reader];
   // Acquire: what ConfirmReaders() acquired from the reader.

@@ -165,7 +165,14 @@ class Participant {
   std::vector<RemotePeer> remotes_;   // one per process of the peers on other hosts
   std::vector<size_t> remote_of_;     // by position: an index in remotes_
   bool local_readers_ = true;         // some reader is on this host
-  HostRoles roles_;                   // Algorithm::kHosts
+  HostRoles roles_;                   // Algorithm::kHosts, Algorithm::kRelay
+  // Algorithm::kRelay: of this rank, and of those who relay to it, in the order of roles_.relays.
+  RelayRings relay_rings_;
+  struct RelaySource {
+    RelayRings rings;
+    std::vector<int> members;  // of its host
+  };
+  std::vector<RelaySource> relay_sources_;
   PatternMessages messages_;          // Algorithm::kPattern
   std::vector<HostsLayout> layouts_;  // of the members of this host, by position
   Plan plan_;

@@ -24,6 +24,8 @@ constexpr size_t kProcessReadLimit = 256 * 1024;
 // Several hosts, some with several ranks: from here on bytes that cross the network twice cost more
 // than the steps that it takes to send them once.
 constexpr size_t kHostsBytes = 16 * 1024;
+// An execution with that many has them even where no memory but a slot's share is left.
+constexpr size_t kMostRelayRings = kReserveShare / 16;
 // Another host: from here on waiting until the reader has told where its output is costs less than
 // copying what has arrived there.
 constexpr size_t kPlacedBytes = 256 * 1024;
@@ -49,6 +51,8 @@ std::string_view AlgorithmName(Algorithm algorithm) {
       return "pull";
     case Algorithm::kHosts:
       return "hosts";
+    case Algorithm::kRelay:
+      return "relay";
     case Algorithm::kPattern:
       return "pattern";
   }
@@ -160,7 +164,8 @@ Plan::Plan(const CallSpec& spec, int size_in, int position_in, const Buffers& bu
     }
   }
   if (!topology.host_of.empty()) {
-    ChooseHosts(Hosts(topology.host_of));
+    const Hosts all(topology.host_of);
+    if (!TryRelay(topology, all)) ChooseHosts(all);
     ChoosePatternOf(topology);
     places = algorithm == Algorithm::kOneShot && !reduces && stream >= kPlacedBytes;
   }
@@ -198,6 +203,29 @@ void Plan::ChooseHosts(Hosts all) {
                     kind == OpKind::kAllGather || kind == OpKind::kBroadcast;
   if (!fits || inlined || !all.shared() || all.count() < 2 || crossing < kHostsBytes) return;
   algorithm = Algorithm::kHosts;
+  ExchangeWithPartners(std::move(all));
+}
+
+// Small arrays of hosts with several processes, which would get a message each of every rank.
+bool Plan::TryRelay(const Topology& topology, const Hosts& all) {
+  const bool fits = kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter ||
+                    kind == OpKind::kAllGather || kind == OpKind::kAllToAll;
+  const size_t array = std::max(input_bytes, output_bytes);
+  if (!fits || array == 0 || array >= kHostsBytes || all.count() < 2 ||
+      topology.processes <= all.count()) {
+    return false;
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    const size_t rings =
+        static_cast<size_t>(scattered ? size : 1) + RelayRings(kind, all, rank).count();
+    if (rings > kMostRelayRings) return false;
+  }
+  algorithm = Algorithm::kRelay;
+  ExchangeWithPartners(all);
+  return true;
+}
+
+void Plan::ExchangeWithPartners(Hosts all) {
   hosts = std::move(all);
   // Also of a broadcast: who acts for its root may be anybody.
   sources = hosts.PartnersOf(position);
@@ -216,7 +244,9 @@ void Plan::ChoosePatternOf(const Topology& topology) {
     call.ranks_per_host =
         std::max(call.ranks_per_host, static_cast<int32_t>(all.members(host).size()));
   }
-  call.remote_processes = topology.processes - topology.processes / all.count();
+  call.remote_processes = algorithm == Algorithm::kRelay
+                              ? all.count() - 1
+                              : topology.processes - topology.processes / all.count();
   call.one_shot = algorithm != Algorithm::kTwoShot;
   const auto chosen = ChoosePattern(call, topology.patterns);
   if (!chosen) return;

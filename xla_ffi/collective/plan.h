@@ -24,6 +24,7 @@ enum class Algorithm : uint8_t {
   kRagged,   // one-shot, with sub-streams whose lengths only their sender knows
   kPull,     // ranks read each other's own buffers: same process, or process_vm_readv
   kHosts,    // each byte crosses the network once per host
+  kRelay,    // each rank sends one message to each other host: what its whole host has to say
   kPattern,  // between hosts, the steps of a pattern
 };
 
@@ -64,7 +65,7 @@ struct Plan {
   int64_t root = 0;          // broadcast
   bool from_self = false;    // the own contribution is part of the own result
   RaggedSizes ragged;
-  Hosts hosts;  // kHosts
+  Hosts hosts;  // kHosts, kRelay
   // kPattern: who runs it, and who is here on the same host and does not: the others that a member
   // acts for, or the one member that acts for this rank.
   PatternKind pattern = PatternKind::kDirect;
@@ -93,7 +94,9 @@ struct Plan {
   }
 
  private:
+  bool TryRelay(const Topology& topology, const Hosts& all);
   void ChooseHosts(Hosts all);
+  void ExchangeWithPartners(Hosts all);
   void ChoosePatternOf(const Topology& topology);
 };
 

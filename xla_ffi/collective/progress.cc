@@ -17,6 +17,7 @@ double Seconds(Clock::duration duration) { return std::chrono::duration<double>(
 bool Fabric::TryHandOff(Op* op) {
   handed_off_.fetch_add(1, std::memory_order_relaxed);
   if (op->started == Clock::time_point{}) op->started = Clock::now();
+  op->HandOff();
   {
     std::lock_guard lock(queue_mutex_);
     if (progress_ended_) return false;
@@ -137,6 +138,7 @@ void Fabric::ReportStuck(const Op& op, std::optional<int64_t> late_rank,
   // Between hosts others wait for the late rank through this one, and have to know.
   const bool through_others =
       op.participant().ready() && (participant.plan().algorithm == Algorithm::kHosts ||
+                                   participant.plan().algorithm == Algorithm::kRelay ||
                                    participant.plan().algorithm == Algorithm::kPattern);
   const bool all = process == process_of_.end() || through_others;
   if (all) mesh_->Broadcast(stuck, Mesh::Loss::kAcceptable);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <map>
 
 #include "collective/fabric.h"
 #include "collective/op.h"
@@ -24,6 +25,59 @@ bool IsSent(const MessageChannel& channel, uint64_t ticket) {
 
 }  // namespace
 
+bool Participant::FindRemotes() {
+  std::map<int, RemotePeer> remotes;  // by process
+  local_readers_ = false;
+  const auto contains = [](const std::vector<int>& positions, int position) {
+    return std::binary_search(positions.begin(), positions.end(), position);
+  };
+  for (int position = 0; position < size(); ++position) {
+    const PeerView& peer = peers_[static_cast<size_t>(position)];
+    const bool reads = contains(plan_.readers, position);
+    local_readers_ |= reads && !peer.remote;
+    if (!peer.remote || !(reads || contains(plan_.sources, position))) continue;
+    RemotePeer& remote = remotes[peer.process];
+    if (reads) remote.positions.push_back(position);
+  }
+  remote_of_.assign(peers_.size(), 0);
+  for (auto& [process, remote] : remotes) {
+    const auto link = fabric_.LinkTo(process);
+    if (!link.ok()) {
+      fabric_.ReportFailure(link.status().WithContext(DescribeCall()));
+      return false;
+    }
+    remote.channel = link->channel;
+    remote.region = link->mirror_region;
+    remote.window_region = link->window_region;
+    for (size_t position = 0; position < peers_.size(); ++position) {
+      if (peers_[position].process == process) remote_of_[position] = remotes_.size();
+    }
+    remotes_.push_back(std::move(remote));
+  }
+  if (plan_.algorithm == Algorithm::kRelay) {
+    roles_ = HostRoles(plan_.hosts, position_);
+    relay_rings_ = RelayRings(plan_.kind, plan_.hosts, position_);
+    relay_sources_.clear();
+    for (const auto& relay : roles_.relays) {
+      relay_sources_.push_back(
+          {RelayRings(plan_.kind, plan_.hosts, relay.position), plan_.hosts.members(relay.host)});
+    }
+  }
+  if (plan_.algorithm == Algorithm::kHosts) {
+    roles_ = HostRoles(plan_.hosts, position_);
+    layouts_.resize(peers_.size());
+    for (int member : roles_.members) {
+      layouts_[static_cast<size_t>(member)] = HostsLayout(plan_.hosts, member);
+    }
+  }
+  if (plan_.algorithm == Algorithm::kPattern && plan_.member >= 0) {
+    messages_ =
+        PatternMessages(plan_.pattern, plan_.kind, static_cast<int32_t>(plan_.members.size()),
+                        plan_.member, static_cast<int32_t>(plan_.root), plan_.array_bytes());
+  }
+  return true;
+}
+
 uint64_t Participant::WindowOffset(const void* address) const {
   return static_cast<uint64_t>(static_cast<const std::byte*>(address) - fabric_.window());
 }
@@ -35,7 +89,8 @@ void Participant::Posted(const Status& status) {
 }
 
 void Op::Announce() {
-  if (!participant_.remotes_.empty()) {
+  const bool tells = participant_.plan().algorithm != Algorithm::kRelay || HasRelayed();
+  if (tells && !participant_.remotes_.empty()) {
     for (const RemotePeer& remote : participant_.remotes_) Tell(remote);
     told_ = {true, produced_, results_, consumed_told(), results_consumed_};
   }
@@ -57,6 +112,7 @@ bool Op::SentTo(size_t remote, uint64_t ticket) const {
 void Op::PostInput(size_t offset, size_t bytes) {
   const Plan& plan = participant_.plan();
   if (plan.places) return PostToOutputs(offset, bytes);
+  if (plan.algorithm == Algorithm::kRelay) return;  // others get what Relay() posts
   const auto& remotes = participant_.remotes_;
   for (size_t i = 0; i < remotes.size(); ++i) {
     if (plan.sub_streams() == 1) {
@@ -171,11 +227,15 @@ void Op::Tell(const RemotePeer& remote) {
     word(mine_->produce.results, results_);
     word(mine_->consume.consumed, consumed_told());
     word(mine_->consume.results_consumed, results_consumed_);
-    const std::byte* line = reinterpret_cast<const std::byte*>(&mine_->publish);
-    const size_t behind_tag = sizeof(mine_->publish.tag);
+    PublishLine line{};
+    std::memcpy(static_cast<void*>(&line), &mine_->publish, sizeof(line));
+    if (participant_.plan().algorithm == Algorithm::kRelay) ShowRelayed(line);
+    const size_t behind_tag = sizeof(line.tag);
     participant_.Posted(channel
-                            .PostPut(BytesOf(line + behind_tag, sizeof(PublishLine) - behind_tag),
-                                     remote.region, participant_.WindowOffset(line + behind_tag))
+                            .PostPut(BytesOf(reinterpret_cast<const std::byte*>(&line) + behind_tag,
+                                             sizeof(line) - behind_tag),
+                                     remote.region,
+                                     participant_.WindowOffset(&mine_->publish) + behind_tag)
                             .status());
     // Copied as other executions of this rank may write to it.
     const LastSeen& seen = *participant_.last_seen_;

@@ -217,11 +217,30 @@ TEST(ExactHostsTest, LargeCallsBetweenHostsOfSeveralRanksGoByParts) {
   }
 }
 
+// So that a host of two ranks sends two messages, and not two to each of the other's processes.
+TEST(ExactHostsTest, SmallCallsOfHostsWithSeveralProcessesAreRelayed) {
+  for (const Shape shape : {Shape{4, 1, 2}, Shape{2, 2, 2}}) {
+    World world(shape);
+    std::vector<size_t> calls;
+    for (const Problem& problem : EveryKind(4, 100)) calls.push_back(world.Add(problem));
+    EXPECT_EQ(world.OnEveryRank([&](LocalRanks& ranks, int local) {
+      std::string failures;
+      for (const size_t call : calls) failures += Text(ranks.Run(call, local, 0));
+      return failures;
+    }),
+              "");
+    // all_reduce, reduce_scatter, all_gather, all_to_all. The ranks of one process need no more
+    // than one message to another one anyway.
+    EXPECT_EQ(world.fabric(0).Counters()["run_by_relay"], shape.processes == 4 ? 4 : 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, ExactTest,
                          ::testing::Values(Shape{1, 1}, Shape{1, 2}, Shape{1, 4}, Shape{1, 7},
                                            Shape{2, 1}, Shape{3, 1}, Shape{2, 2}, Shape{4, 2},
                                            Shape{8, 1}, Shape{2, 1, 2}, Shape{2, 2, 2},
-                                           Shape{3, 2, 2}, Shape{5, 1, 3}),
+                                           Shape{3, 2, 2}, Shape{5, 1, 3}, Shape{4, 1, 2},
+                                           Shape{4, 2, 2}),
                          ShapeName);
 
 }  // namespace

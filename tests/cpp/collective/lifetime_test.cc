@@ -327,7 +327,8 @@ TEST_P(LifetimeTest, DifferentSizesAreAnErrorOnEveryRank) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LifetimeTest,
                          ::testing::Values(Shape{1, 2}, Shape{1, 4}, Shape{2, 1}, Shape{2, 2},
-                                           Shape{3, 1}, Shape{2, 2, 2}),
+                                           Shape{3, 1}, Shape{2, 2, 2}, Shape{4, 1, 2},
+                                           Shape{5, 1, 2}),
                          ShapeName);
 
 // Processes of their own: real process_vm_readv, real death.

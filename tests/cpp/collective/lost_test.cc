@@ -47,7 +47,7 @@ TEST_P(LostTest, AProcessThatIsLostHasNotLeft) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LostTest,
-                         ::testing::Values(Shape{2, 1}, Shape{2, 2}, Shape{3, 1}, Shape{2, 2, 2}),
+                         ::testing::Values(Shape{2, 1}, Shape{2, 2}, Shape{3, 1}, Shape{4, 1, 2}),
                          ShapeName);
 
 }  // namespace

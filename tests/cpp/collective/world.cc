@@ -160,7 +160,9 @@ size_t LocalRanks::AddCall(const CallSpec& spec, uint32_t duplicate,
     const Topology topology{false, false, shape_.HostOf(), shape_.processes, fabric_.patterns()};
     const Plan plan(spec, shape_.size(), position(local), sizes, topology);
     const bool by_pattern = plan.algorithm == Algorithm::kPattern;
-    if (plan.algorithm == Algorithm::kHosts || by_pattern) own.host_of = topology.host_of;
+    const bool by_host =
+        plan.algorithm == Algorithm::kHosts || plan.algorithm == Algorithm::kRelay || by_pattern;
+    if (by_host) own.host_of = topology.host_of;
     if (by_pattern) own.pattern = plan.pattern;
     call.participants.push_back(std::make_unique<Participant>(
         fabric_, spec, SiteRegistry::Instance{duplicate, clock_},

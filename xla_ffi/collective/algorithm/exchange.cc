@@ -84,10 +84,18 @@ void Op::StageSegment(size_t offset, size_t bytes) {
       continue;
     }
     const size_t end = SubStreamEnd(to);
-    if (offset >= end || participant_.peers_[static_cast<size_t>(to)].remote) continue;
+    // What is for another host is relayed by any rank of this one, or put there.
+    const bool staged =
+        plan.algorithm == Algorithm::kRelay || !participant_.peers_[static_cast<size_t>(to)].remote;
+    if (offset >= end || !staged) continue;
     Copy(ring + static_cast<size_t>(to) * ring_, buffers_.input + SubStreamBegin(to) + offset,
          std::min(bytes, end - offset));
   }
+}
+
+bool Op::ReadsStaged(int reader) const {
+  const bool relays = participant_.plan().algorithm == Algorithm::kRelay;
+  return !Placed(reader) && !(relays && participant_.peers_[static_cast<size_t>(reader)].remote);
 }
 
 // Stages the next segment if there is room for one; true if it did.
@@ -101,7 +109,7 @@ bool Op::Produce() {
   if (produced_ + bytes > ring_) {
     uint64_t slowest = stream_;
     for (int reader : plan.readers) {
-      if (Placed(reader)) continue;
+      if (!ReadsStaged(reader)) continue;
       const uint64_t consumed = Consumed(Find(reader), reader, /*results=*/false);
       if (stage_ != Stage::kTransfer && stage_ != Stage::kClaim) return true;  // a mismatch
       if (consumed < slowest) {
