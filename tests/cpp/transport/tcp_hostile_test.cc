@@ -6,6 +6,7 @@
 #include <functional>
 #include <thread>
 
+#include "os/strangers.h"
 #include "transport/tcp_ends.h"
 
 namespace jaxfabric::tcp {
@@ -92,6 +93,48 @@ TEST_F(TcpHostileTest, StrangersAreDropped) {
   EXPECT_TRUE(end_.AwaitWord(0, 1));
   EXPECT_TRUE(end_.Await([&] { return end_.endpoint->counters().refused == 20; }));
   EXPECT_EQ(end_.endpoint->counters().malformed, 0u);
+}
+
+class TcpStrangersTest : public ::testing::TestWithParam<Stranger> {};
+
+TEST_P(TcpStrangersTest, AreCountedAndLoggedOnce) {
+  // More than there are handshakes at a time: those who are silent make room for others.
+  constexpr int kCount = 300;
+  End end(0, 3);
+  ::testing::internal::CaptureStderr();
+  const JobIdentity own{End::Options().secret, End::Options().incarnation, 1, 2};
+  const auto strangers =
+      CallByStrangers(GetParam(), kCount, RawPeer::Address(end), own, 0, Purpose::kData);
+  const uint64_t expected = GetParam() == Stranger::kHalfHeader ? 40 : kCount;
+  EXPECT_TRUE(end.Await([&] { return end.endpoint->counters().refused >= expected; }));
+  RawPeer peer(end, 2);
+  peer.Word(0, 1);
+  EXPECT_TRUE(end.AwaitWord(0, 1));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(LinesIn(log), 1) << log;
+  EXPECT_NE(log.find("was refused: it "), std::string::npos) << log;
+  EXPECT_LE(end.endpoint->counters().refused, static_cast<uint64_t>(kCount));
+  EXPECT_EQ(end.endpoint->counters().malformed, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, TcpStrangersTest, ::testing::ValuesIn(kStrangers), StrangerName);
+
+TEST_F(TcpHostileTest, MalformedFramesOfManyPeersAreLoggedOnce) {
+  constexpr int kPeers = 30;
+  End end(0, kPeers + 1);
+  ::testing::internal::CaptureStderr();
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  for (int number = 1; number <= kPeers; ++number) {
+    peers.push_back(std::make_unique<RawPeer>(end, 2, true, number));
+    FrameHeader frame{.type = FrameType::kPut};
+    frame.length = 0xffffffff;
+    peers.back()->Send(0, frame);
+  }
+  EXPECT_TRUE(end.Await([&] { return end.lost().size() == kPeers; }));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(LinesIn(log), 1) << log;
+  EXPECT_NE(log.find("carries what is malformed"), std::string::npos) << log;
+  EXPECT_EQ(end.endpoint->counters().malformed, static_cast<uint64_t>(kPeers));
 }
 
 TEST_F(TcpHostileTest, ALostPeerIsNamedWithTheReason) {
