@@ -31,6 +31,11 @@ def fits(value: object, shape: Shape) -> bool:
     return shape(value)
 
 
+def holds(value: object, shape: dict[str, Any]) -> bool:
+    """Whether it is a dict with values of these shapes, be there others or not."""
+    return isinstance(value, dict) and fits({k: value.get(k) for k in shape}, shape)
+
+
 def text(value: object) -> bool:
     """A string that can be printed: JSON may hold halves of characters."""
     if not isinstance(value, str):

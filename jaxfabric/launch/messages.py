@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from jaxfabric.bootstrap.shapes import Shape, fits, flag, none, seconds, text, whole
+from jaxfabric.bootstrap.shapes import Shape, fits, flag, holds, none, seconds, text, whole
 
 Message = dict[str, Any]
 
@@ -78,8 +78,7 @@ _OF_NODE_0: Shape = (
 
 def is_hello(message: Message) -> bool:
     """Whether it is what a node says first, in this version or in one with more to say."""
-    hello = message.get("hello")
-    return isinstance(hello, dict) and fits({k: hello.get(k) for k in _FIRST}, _FIRST)
+    return holds(message.get("hello"), _FIRST)
 
 
 def is_of_a_node(message: Message) -> bool:
