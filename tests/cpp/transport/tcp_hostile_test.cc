@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <cstring>
 #include <functional>
 #include <thread>
 
+#include "base/hash.h"
 #include "os/strangers.h"
 #include "transport/tcp_ends.h"
 
@@ -179,6 +181,26 @@ TEST_F(TcpHostileTest, HalfOpen) {
   ::shutdown(peer.fds[1].get(), SHUT_WR);  // and goes on to read
   ExpectLost("closed the connection", Code::kUnavailable);
   EXPECT_TRUE(peer.IsClosed(0));
+}
+
+TEST_F(TcpHostileTest, AnAddressThatDoesNotFitIsRefused) {
+  const End other(1, 3);
+  const auto connect = [&](size_t at, const std::string& change) {
+    EndpointAddress address = other.endpoint->address();
+    std::memcpy(address.bytes.data() + at, change.data(), change.size());
+    const size_t checked = address.bytes.size() - sizeof(uint64_t);
+    const uint64_t check =
+        Hasher().Add({reinterpret_cast<const char*>(address.bytes.data()), checked}).Finish();
+    std::memcpy(address.bytes.data() + checked, &check, sizeof(check));
+    return end_.endpoint->ConnectMessages(address).status().code();
+  };
+  EXPECT_EQ(connect(8, std::string("\1\0\0\0", 4)), Code::kOk);
+  for (const char* number : {"\0\0\0\0", "\3\0\0\0", "\xff\xff\xff\xff", "\0\0\0\x80"}) {
+    EXPECT_EQ(connect(8, std::string(number, 4)), Code::kInvalidArgument);
+  }
+  EXPECT_EQ(connect(12, std::string(4, '\0')), Code::kInvalidArgument);
+  // Text that fills its place, up to what follows it.
+  EXPECT_EQ(connect(24, std::string(56, '1')), Code::kInvalidArgument);
 }
 
 TEST_F(TcpHostileTest, AnAnswerNobodyReadsIsNotQueuedForEver) {
