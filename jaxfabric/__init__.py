@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxfabric._import_check import check_ffi_version as _check_ffi_version
 from jaxfabric._report import report
+from jaxfabric.bootstrap import clusters as _clusters
 from jaxfabric.runtime import core as _core
 from jaxfabric.runtime import initialize, is_initialized, shutdown, status
 
@@ -42,6 +43,7 @@ __all__ = [
 _check_ffi_version()
 if "jax" in sys.modules:  # Programs may be traced before `initialize` is called.
     importlib.import_module("jaxfabric._portable")
+    _clusters.tell_jax()
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

@@ -10,6 +10,7 @@ from jaxfabric._compat.distributed import (
     connect_distributed_client,
     distributed_state,
     recoverability_enabled,
+    register_cluster,
     start_distributed_service,
 )
 from jaxfabric._compat.equations import (
@@ -103,6 +104,7 @@ __all__ = [
     "parameter_types",
     "parse_hlo",
     "recoverability_enabled",
+    "register_cluster",
     "register_hlo_transformation",
     "remember_lowered_programs",
     "replace_lowering",

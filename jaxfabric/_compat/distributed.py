@@ -1,12 +1,15 @@
 """How processes of a job find each other.
 
 jax._src.distributed.global_state and the coordination service's client and server, which have no
-public face that lets the launcher host the service or a process connect as a recoverable client.
-Read in 0.10.2 and 0.12.0.1.
+public face that lets the launcher host the service or a process connect as a recoverable client;
+and jax._src.clusters, whose ClusterEnv is asked by jax.distributed.initialize() for what it is not
+given. Read in 0.10.2 and 0.12.0.1.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 
@@ -83,3 +86,57 @@ def connect_distributed_client(
     state.process_id = process_id
     state.client = client
     return client
+
+
+@functools.cache
+def register_cluster(find: Callable[[], Any]) -> bool:
+    """Lets `jax.distributed.initialize()` ask `find` for jobs that it does not find by itself.
+
+    JAX takes the first of its cluster environments that is there, and this one comes last.
+
+    Args:
+        find: returns a ClusterJob, see bootstrap/clusters.py, or None; raises ValueError.
+
+    Returns:
+        Whether this JAX has such environments where the known versions have them.
+    """
+    try:
+        from jax._src.clusters import ClusterEnv
+    except ImportError:
+        return False
+
+    class JaxfabricCluster(ClusterEnv):  # JAX remembers its subclasses.
+        name = "jaxfabric"
+        _needed = False
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            cls._needed = False
+            try:
+                return find() is not None
+            except ValueError:
+                return True  # Raised again if JAX needs to know.
+
+        @classmethod
+        def get_coordinator_address(
+            cls, timeout_secs: int | None, override_coordinator_port: str | None
+        ) -> str:
+            return find().coordinator
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            cls._needed = True
+            return find().num_processes
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            cls._needed = True
+            return find().process_id
+
+        @classmethod
+        def get_local_process_id(cls) -> int | None:
+            # JAX asks also where the program has said all, and may have chosen its GPUs.
+            gpus = find().local_gpus() if cls._needed else None
+            return gpus[0] if gpus else None
+
+    return True

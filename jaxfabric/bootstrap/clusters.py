@@ -21,6 +21,7 @@ import socket
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 
+from jaxfabric import _compat
 from jaxfabric.config import ConfigError, LauncherEnvironment, check_address
 
 # Where JAX has its coordination service under Slurm and Open MPI: above the ephemeral ports.
@@ -107,6 +108,20 @@ def detect_beside(
         if None in (coordinator, num_processes, process_id):
             raise
         return None
+
+
+def tell_jax() -> None:
+    """Lets plain `jax.distributed.initialize()` find what `detect` finds and JAX does not."""
+    _compat.register_cluster(_detect_for_jax)
+
+
+def _detect_for_jax() -> ClusterJob | None:
+    if LauncherEnvironment.from_environment() is not None:
+        raise ConfigError(
+            "`jaxfabric run` hosts JAX's coordination service itself: call jaxfabric.initialize() "
+            "instead of jax.distributed.initialize()"
+        )
+    return detect()
 
 
 def place_in_job(*, others: bool) -> tuple[int, int]:
@@ -208,7 +223,8 @@ def _kubernetes(environ: Environment) -> ClusterJob | None:
         raise ConfigError(
             f"Kubernetes has started this process with {index}={environ[index]}, and NUM_PROCESSES "
             "is not set: set it in the manifest to the number of pods (1 if each is a job of its "
-            "own), or call jax.distributed.initialize() first, which asks Kubernetes' API"
+            "own), or call jax.distributed.initialize() first, which asks Kubernetes' API (pip "
+            "install jax[k8s])"
         )
     port_name = next(
         (n for n in ("COORDINATOR_PORT", "JAX_COORDINATOR_PORT") if n in environ), None

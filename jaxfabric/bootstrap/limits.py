@@ -7,6 +7,21 @@ import resource
 
 # Segment, wake-ups, timers, listeners and threads' own, and some for the program.
 _OF_ITS_OWN = 16
+# JAX's client, and Gloo, which XLA starts. Short of them the process would be aborted, or told
+# that other processes have not come.
+_OF_JAX = 16
+
+
+def require_files_to_join(connections: int) -> None:
+    """Lets the process open as many files as it takes to join a job, by its soft limit.
+
+    Args:
+        connections: how many come to JAX's coordination service, if it is in this process.
+
+    Raises:
+        RuntimeError: the hard limit forbids it.
+    """
+    _require(_OF_JAX + connections, "to join a job it")
 
 
 def require_files(num_processes: int, tcp_sockets: int) -> None:
@@ -17,10 +32,17 @@ def require_files(num_processes: int, tcp_sockets: int) -> None:
     """
     # Of each other process, and for one of this host, whose memory needs fewer: see its channel.
     needed = _OF_ITS_OWN + (num_processes - 1) * (1 + max(1, tcp_sockets))
+    _require(needed, f"a job of {num_processes} processes")
+
+
+def _require(needed: int, who: str) -> None:
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
         return
-    used = len(os.listdir("/proc/self/fd"))
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:  # There is not one left.
+        used = allowed
     if used + needed <= allowed:
         return
     # The program keeps what it had.
@@ -29,7 +51,7 @@ def require_files(num_processes: int, tcp_sockets: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
         return
     raise RuntimeError(
-        f"this process may have {most} files open and has {used}; a job of {num_processes} "
-        f"processes may need {needed} more: raise the limit (ulimit -n {used + needed + 256}, "
+        f"this process may have {most} files open and has {used}; {who} may need {needed} more: "
+        f"raise the limit (ulimit -n {used + needed + 256}, "
         "LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
     )

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from jaxfabric import _compat
-from jaxfabric.bootstrap import clusters, identity, rendezvous
+from jaxfabric.bootstrap import clusters, identity, limits, rendezvous
 from jaxfabric.config import Config, LauncherEnvironment, check_address
 
 logger = logging.getLogger("jaxfabric")
@@ -259,6 +259,8 @@ def join(
         )
     check_address("coordinator_address", coordinator)
     _require_no_backend()
+    assert num_processes is not None  # None of the three is.
+    limits.require_files_to_join(num_processes if process_id == 0 else 0)
     import jax
 
     jax.distributed.initialize(
@@ -285,6 +287,7 @@ def join(
 
 def _join_launcher(launcher: LauncherEnvironment, config: Config) -> Membership:
     _require_no_backend()
+    limits.require_files_to_join(0)
     assert launcher.coordinator is not None  # LauncherEnvironment checks it.
     began = time.monotonic()
     try:

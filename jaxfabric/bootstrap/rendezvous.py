@@ -14,10 +14,12 @@ import time
 from typing import Any
 
 from jaxfabric.bootstrap.identity import ProcessIdentity
+from jaxfabric.bootstrap.shapes import Shape, fits, hex_bytes, holds, text, whole
 
 _HELLO = "jaxfabric/hello/{}"
 _ROSTER = "jaxfabric/roster/{}"
 _SECRET_BYTES = 32
+_IDENTITY = {"hostname": text, "pid": whole, "started": whole, "pid_space": text}
 
 
 class RendezvousError(RuntimeError):
@@ -91,7 +93,7 @@ def exchange(
     key = _ROSTER.format(uid)
     try:
         # Process 0 gives up after `timeout` of its own and then says who is missing: wait for that.
-        text = client.blocking_key_value_get(key, int((timeout + 5) * 1000))
+        found = client.blocking_key_value_get(key, int((timeout + 5) * 1000))
     except Exception as error:
         # A later round must not count on this hello.
         client.key_value_delete(_HELLO.format(process_id))
@@ -101,7 +103,12 @@ def exchange(
             f"(connect_timeout sets the wait): {_first_line(error)}"
         ) from error
     client.key_value_delete(key)
-    answer = json.loads(text)
+    answer = _read(found, ({"error": text}, _ANSWER))
+    if answer is None or ("members" in answer and len(answer["members"]) != num_processes):
+        raise RendezvousError(
+            f"process 0 answered what process {process_id} does not understand: start all "
+            "processes with one version of jaxfabric"
+        )
     if "error" in answer:
         raise RendezvousError(answer["error"])
     return Roster(
@@ -115,15 +122,20 @@ def _answer_all(client: Any, num_processes: int, timeout: float) -> None:  # noq
     deadline = time.monotonic() + timeout
     hellos: dict[int, dict[str, Any]] = {}
     missing: list[int] = []
+    strange: list[int] = []
     for process in range(num_processes):
         wait_ms = max(1, int((deadline - time.monotonic()) * 1000))
         try:
-            hellos[process] = json.loads(
-                client.blocking_key_value_get(_HELLO.format(process), wait_ms)
-            )
+            found = client.blocking_key_value_get(_HELLO.format(process), wait_ms)
             client.key_value_delete(_HELLO.format(process))
         except Exception:
             missing.append(process)
+            continue
+        hello = _read(found, _is_hello)
+        if hello is None:
+            strange.append(process)
+        else:
+            hellos[process] = hello
     answer: dict[str, Any] = {
         "members": [hellos[process] for process in sorted(hellos)],
         "secret": secrets.token_hex(_SECRET_BYTES),
@@ -136,14 +148,52 @@ def _answer_all(client: Any, num_processes: int, timeout: float) -> None:  # noq
             f"jaxfabric.initialize() within {timeout:g} s; missing: process {names} "
             "(connect_timeout sets the wait)"
         }
+    elif strange:
+        names = ", ".join(map(str, strange))
+        answer = {
+            "error": f"process {names} published what process 0 does not understand: start all "
+            "processes with one version of jaxfabric"
+        }
     elif problem := _problem(hellos):
         answer = {"error": problem}
     elif difference := _difference(hellos):
         answer = {"error": difference}
-    text = json.dumps(answer)
+    answer_text = json.dumps(answer)
     for hello in hellos.values():
         if not hello["problem"]:  # Else it does not listen.
-            client.key_value_set(_ROSTER.format(hello["uid"]), text)
+            client.key_value_set(_ROSTER.format(hello["uid"]), answer_text)
+
+
+def _read(found: str, shape: Shape) -> Any:  # noqa: ANN401
+    """What has been published, or None if it is not of this shape."""
+    try:
+        value = json.loads(found)
+    except (ValueError, RecursionError):
+        return None
+    return value if fits(value, shape) else None
+
+
+def _agreed(value: object) -> bool:
+    return isinstance(value, dict) and all(text(k) and text(v) for k, v in value.items())
+
+
+def _is_hello(value: object) -> bool:
+    """Of this version, or of one that says more, whose version will be found to differ."""
+    return (
+        isinstance(value, dict)
+        and holds(value, _MEMBER)
+        and holds(value.get("identity"), _IDENTITY)
+    )
+
+
+_MEMBER = {
+    "uid": text,
+    "address": hex_bytes,
+    "agreed": _agreed,
+    "without_windows": text,
+    "problem": text,
+}
+_ANSWER = {"members": [_is_hello], "secret": hex_bytes, "incarnation": whole}
 
 
 def _problem(hellos: dict[int, dict[str, Any]]) -> str | None:
@@ -169,7 +219,7 @@ def _difference(hellos: dict[int, dict[str, Any]]) -> str | None:
 
 def _decode(hello: dict[str, Any]) -> Member:
     return Member(
-        identity=ProcessIdentity(**hello["identity"]),
+        identity=ProcessIdentity(**{name: hello["identity"][name] for name in _IDENTITY}),
         address=bytes.fromhex(hello["address"]),
         agreed=hello["agreed"],
         without_windows=hello["without_windows"],

@@ -15,14 +15,12 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
 
 from jaxfabric.bootstrap.service import CoordinationService
 from jaxfabric.launch.links import Connection, JoinError, Nodes, deadline_after, listen
+from jaxfabric.launch.messages import STRANGE, Message, is_hello, is_of_a_node
 from jaxfabric.launch.processes import dies_with_launcher
 from jaxfabric.launch.results import ProcessResult, Summary, result_from_json
-
-Message = dict[str, Any]
 
 
 class Hub:
@@ -128,31 +126,30 @@ class Hub:
         for message in messages:
             if connection.peer is None:
                 self._admit(connection, message)
-            elif connection in self._links.values():
+            elif not is_of_a_node(message):
+                return self._lose(connection, STRANGE)
+            else:
                 self.receive(connection.peer["node"], message)
+            if connection not in self._links.values():
+                return
         if end is not None:
             self._lose(connection, end)
 
     def _admit(self, connection: Connection, message: Message) -> None:
-        hello = message.get("hello")
-        reason = self._objection(hello)
-        if hello is None or reason:
+        reason = self._objection(message) if is_hello(message) else "a launcher says hello first"
+        if reason:
             self._post(connection, {"refused": reason})
             self._forget(connection)
             return
-        connection.peer = hello
+        connection.peer = hello = message["hello"]
         self._strangers.discard(connection)
         self._links[hello["node"]] = connection
         self.receive(hello["node"], message)
 
-    def _objection(self, hello: Any) -> str:  # noqa: ANN401
-        wanted = {"node": int, "nodes": int, "processes": int, "host": str, "version": str}
-        if not isinstance(hello, dict) or any(
-            not isinstance(hello.get(name), kind) for name, kind in wanted.items()
-        ):
-            return "a launcher says hello first"
+    def _objection(self, message: Message) -> str:
         from jaxfabric import __version__
 
+        hello = message["hello"]
         node = hello["node"]
         if hello["version"] != __version__:
             return f"node {node} has jaxfabric {hello['version']}, node 0 has {__version__}"

@@ -20,6 +20,7 @@ from jaxfabric.launch.links import (
     joined,
     try_to_connect,
 )
+from jaxfabric.launch.messages import STRANGE, is_of_node_0
 from jaxfabric.launch.processes import Process, Stream, environment_of, full_argv, gpus_of
 from jaxfabric.launch.results import Summary, how_it_ended
 
@@ -138,6 +139,9 @@ class Job:
         assert self.link is not None
         messages, end = self.link.receive()
         for message in messages:
+            if not is_of_node_0(message):
+                end = STRANGE
+                break
             self._handle(message)
         if end is not None and self.outcome is None:
             self._lose_link(end)
@@ -180,7 +184,7 @@ class Job:
         address = None
         if start["port"] is not None:
             # By the address that has reached node 0.
-            reached = self.link.peer_host() if self.link else start["host"]
+            reached = self.link.peer_host if self.link else start["host"]
             address = joined(reached, start["port"])
         try:
             for local in range(self.count):
@@ -386,10 +390,10 @@ class Job:
         self.outcome = summary
         if summary.failure is None or self.total < 2:
             return
-        if summary.first_failure is None:
+        failed = next((p for p in summary.processes if p.process == summary.first_failure), None)
+        if failed is None:  # It was no process, or one of a launcher that has gone since.
             self._say(f"the job failed: {summary.failure}")
             return
-        failed = next(p for p in summary.processes if p.process == summary.first_failure)
         lines = "".join(f"\n    {line}" for line in failed.last_lines) or " none"
         how = how_it_ended(failed.exit_code, failed.signal)
         where = f" on {failed.host}" if self.nodes.count > 1 else ""

@@ -13,6 +13,8 @@ import socket
 import time
 from typing import Any
 
+from jaxfabric.launch.messages import STRANGE
+
 _FIRST_BYTES = 4 << 10  # Of a peer that has not said who it is.
 _MOST_BYTES = 64 << 20
 _SEND_SECONDS = 10.0
@@ -80,6 +82,8 @@ class Connection:
     def __init__(self, sock: socket.socket, *, known: bool = False) -> None:
         self.socket = sock
         self._known = known
+        # The address of the one that was called, as a number; asked for while it is there.
+        self.peer_host = str(sock.getpeername()[0]) if known else ""
         self.peer: dict[str, Any] | None = None  # What it said of itself, once it has.
         self._received = b""
         sock.setblocking(False)
@@ -113,12 +117,8 @@ class Connection:
         except (ValueError, RecursionError):
             strange = True
         if strange or not all(isinstance(message, dict) for message in messages):
-            return [], "it does not speak as a launcher does"
+            return [], STRANGE
         return messages, None if data else "its connection is closed"
-
-    def peer_host(self) -> str:
-        """The address of the other side, as a number."""
-        return str(self.socket.getpeername()[0])
 
     def close(self) -> None:
         """Ends the connection. Idempotent."""

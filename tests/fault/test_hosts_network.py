@@ -1,5 +1,6 @@
 """Jobs on two hosts, which are network namespaces, with a network that is bad, or breaks."""
 
+import os
 import re
 import signal
 import sys
@@ -183,3 +184,65 @@ def test_a_rank_whose_data_are_on_their_way_is_not_elsewhere(hosts, tmp_path):
     for process, result in enumerate(results):
         assert result.returncode == 0, result.explain()
         faults.only(result.stdout, process, "right")
+
+
+# Stops where what its connections have sent can be looked at, until a pipe is closed.
+LARGE = """
+    import sys
+    import jax, jaxfabric, worker
+    import numpy as np
+
+    def pause(what):
+        worker.say(what)
+        open(sys.argv[1] + str(jax.process_index())).read()
+
+    jaxfabric.initialize()
+    psum = worker.spmd(lambda x: jaxfabric.lax.psum(x, "x"))
+    x = worker.blocks(1 << 22)
+    psum(x).block_until_ready()
+    pause("connected")
+    assert (worker.local(psum(x))[0] == 3).all()
+    pause("sent")
+"""
+SIZE = 4 << 22
+
+
+def sent(host, pid, peer):
+    """Bytes that each of a process's TCP connections to another host has sent so far, by ports."""
+    lines = host.run("ss", "-tinpHO", "state", "established", "dst", peer.ipv4).stdout.splitlines()
+    own = [line for line in lines if f"pid={pid}," in line]
+    ports = [tuple(re.findall(r":(\d+)\s", line)[:2]) for line in own]
+    return {
+        port: int(re.search(r"bytes_sent:(\d+)", line)[1])
+        for port, line in zip(ports, own, strict=True)
+    }
+
+
+@pytest.mark.parametrize("tcp_sockets", [1, 2, 4])
+def test_a_large_message_takes_all_connections(hosts, tmp_path, tcp_sockets):
+    for process in range(2):
+        os.mkfifo(tmp_path / f"pipe{process}")
+    path = faults.script(tmp_path, LARGE)
+    lines = support.launchers(hosts, str(path), str(tmp_path / "pipe"), counts=(1, 1))
+    jobs = [faults.start(line, tcp_sockets=tcp_sockets) for line in lines]
+    counts = {}
+    for event in ("connected", "sent"):
+        for job in jobs:
+            job.wait_for(f'"{event}"')
+        pids = [faults.only(job.output(), i, event)["pid"] for i, job in enumerate(jobs)]
+        counts[event] = [sent(hosts[i], pids[i], hosts[1 - i]) for i in range(2)]
+        for process in range(2):
+            (tmp_path / f"pipe{process}").write_text("")
+    for job in jobs:
+        result = job.finish(60)
+        assert result.returncode == 0, result.explain()
+        assert not result.leftovers, result.explain()
+    # Those for control messages are quiet.
+    for before, after in zip(counts["connected"], counts["sent"], strict=True):
+        assert before.keys() == after.keys(), counts
+        grown = sorted(after[port] - before[port] for port in after)
+        busy = [count for count in grown if count > 1 << 20]
+        assert len(busy) == tcp_sockets, counts
+        # One half for the other to sum up, and the sum of the other half.
+        assert SIZE <= sum(busy) < 1.1 * SIZE, counts
+        assert min(busy) > 0.8 * SIZE / tcp_sockets, counts

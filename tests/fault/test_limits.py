@@ -48,6 +48,21 @@ def test_too_few_descriptors_are_told_at_the_start(tmp_path):
     assert not any(p["ended_by_launcher"] for p in faults.summary(result)["processes"])
 
 
+@pytest.mark.parametrize("few", [0, 3, 8])
+def test_too_few_descriptors_to_join_are_told_too(tmp_path, few):
+    """The other process does not learn it from this one: the launcher ends the job."""
+    path = str(faults.script(tmp_path, FEW_FILES))
+    argv = support.launcher(2, path, str(few), options=("--json", "--grace", "0"))
+    result = faults.start(argv).finish(40)
+    assert result.returncode == 1, result.explain()
+    assert not result.leftovers
+    files, _, text = result.lines_of(1)
+    limit = files.removeprefix("files ")
+    assert text.startswith(f"RuntimeError this process may have {limit} files open and has ")
+    assert "to join a job it may need 16 more: raise the limit (ulimit -n " in text
+    assert faults.summary(result)["first_failure"] == 1, result.explain()
+
+
 RAISES = """
     import os, resource
     import jax, jaxfabric, worker

@@ -58,9 +58,9 @@ def without_launchers(env):
     ]
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "Kubernetes"])
-def test_variables_are_enough(tmp_path, launcher):
-    script = support.write_script(tmp_path, JOB)
+def run_with_variables(tmp_path, launcher, text):
+    """Runs a program as two processes that have a launcher's variables, and returns the port."""
+    script = support.write_script(tmp_path, text)
     with support.socket_on_free_port() as (reservation, port):
         reservation.close()
         jobs = []
@@ -68,12 +68,37 @@ def test_variables_are_enough(tmp_path, launcher):
             env = without_launchers(variables_of(launcher, rank, port))
             jobs.append(support.Job(["env", *env, sys.executable, "-P", str(script)]))
         results = [job.finish(60) for job in jobs]
-    for rank, result in enumerate(results):
+    for result in results:
         assert result.returncode == 0, result.explain()
+        assert not result.leftovers
+    return results, port
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "Kubernetes"])
+def test_variables_are_enough(tmp_path, launcher):
+    results, port = run_with_variables(tmp_path, launcher, JOB)
+    for rank, result in enumerate(results):
         first, found = result.stdout.splitlines()
         assert first == f"{rank}/2 {launcher} 2 3.0", result.explain()
         assert found.startswith(f"{launcher}: process {rank} of 2 at localhost:{port} ("), found
-        assert not result.leftovers
+
+
+PLAIN = JOB.replace("jaxfabric.init", "jax.distributed.initialize()\n    jaxfabric.init")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "Kubernetes"])
+def test_variables_are_enough_for_jax_itself(tmp_path, launcher):
+    results, _ = run_with_variables(tmp_path, launcher, PLAIN)
+    for rank, result in enumerate(results):
+        assert result.stdout.splitlines()[0] == f"{rank}/2 jax.distributed 2 3.0", result.explain()
+
+
+def test_jax_itself_is_told_that_the_launcher_hosts_the_service(tmp_path):
+    script = support.write_script(tmp_path, PLAIN)
+    result = support.run_job(script, 2)
+    assert result.returncode == 1, result.explain()
+    assert "call jaxfabric.initialize() instead of jax.distributed.initialize()" in result.stderr
+    assert not result.leftovers
 
 
 FORGOTTEN = """

@@ -1,5 +1,9 @@
+import sys
+
+import jax
 import pytest
 
+from jaxfabric import _compat
 from jaxfabric.bootstrap import clusters
 from jaxfabric.config import ConfigError
 
@@ -115,6 +119,43 @@ def test_the_inner_launcher_counts():
         assert clusters.detect(everything) == clusters.detect(variables)
         everything = {name: everything[name] for name in everything if name not in variables}
     assert clusters.detect(everything) is None
+
+
+def as_jax_finds_it(monkeypatch, environ, *given):
+    """What jax.distributed.initialize makes of its arguments: address, count, number, GPUs."""
+    for name in TORCHRUN | OPEN_MPI | SLURM | KUBERNETES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    envs = jax._src.clusters.ClusterEnv
+    given = [*given, *[None] * (4 - len(given))]
+    return envs.auto_detect_unset_distributed_params(*given, None, 1)
+
+
+def test_jax_is_told_what_it_does_not_find_itself(monkeypatch):
+    assert as_jax_finds_it(monkeypatch, {}) == (None, None, None, None)
+    assert as_jax_finds_it(monkeypatch, TORCHRUN) == ("node1:29500", 8, 5, [1])
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.warns(UserWarning, match="the `kubernetes` package"):
+        assert as_jax_finds_it(monkeypatch, KUBERNETES) == ("job-0.pods:55527", 4, 2, None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert as_jax_finds_it(monkeypatch, TORCHRUN)[3] is None
+
+
+def test_what_jax_finds_itself_stays_so(monkeypatch):
+    port = 4711 % 4096 + 61440
+    assert as_jax_finds_it(monkeypatch, SLURM | TORCHRUN) == (f"n008:{port}", 4, 3, [1])
+    # A program that says all keeps the GPUs it has chosen, whatever the variables are worth.
+    broken = TORCHRUN | {"RANK": "x"}
+    for environ in (TORCHRUN, broken):
+        assert as_jax_finds_it(monkeypatch, environ, "a:1", 2, 1) == ("a:1", 2, 1, None)
+    with pytest.raises(ConfigError, match="RANK=x: use a whole number"):
+        as_jax_finds_it(monkeypatch, broken)
+
+
+def test_a_jax_without_such_environments_is_left_alone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax._src.clusters", None)
+    assert not _compat.register_cluster(lambda: None)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import mutations
 import pytest
 import support
 
@@ -146,6 +147,61 @@ def test_all_learn_what_differs():
     members[1].agreed["version"] = "2"
     for error in exchange_all(FakeStore(), members):
         assert "version differs: 1 on process 0, 2 on process 1" in str(error)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_process_zero_reads_anything(seed):
+    """Every round ends with an answer, or an error of the documented kind, on all that listen."""
+    members = some_members(2, version="1")
+    store = FakeStore()
+    store.key_value_set("jaxfabric/hello/1", members[1]._encode("ab"))
+    valid = json.loads(store.values["jaxfabric/hello/1"])
+    understood = 0
+    for words in mutations.mutations([valid], 300, seed):
+        store = FakeStore()
+        store.key_value_set("jaxfabric/hello/1", words.decode(errors="replace"))
+        if roster := roster_of(store, 0, members):
+            understood += 1
+            assert [member.agreed for member in roster.members] == [{"version": "1"}] * 2
+        assert all(key.startswith("jaxfabric/roster/") for key in store.values)
+    assert 0 < understood < 150
+
+
+def roster_of(store, process, members):
+    """What an exchange gives a process, or None if that is an error of the documented kind."""
+    try:
+        return rendezvous.exchange(store, process, len(members), members[process], 5)
+    except rendezvous.RendezvousError:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_process_reads_anything_that_process_zero_answers(seed):
+    members = some_members(2, version="1")
+    hellos = [json.loads(member._encode("ab")) for member in members]
+    valid = [
+        {"members": hellos, "secret": "00" * 32, "incarnation": 1 << 63},
+        {"error": "only 1 of 2 processes called"},
+    ]
+
+    store = FakeStore()
+    understood = 0
+    for words in mutations.mutations(valid, 300, seed):
+        store.blocking_key_value_get = lambda *_, words=words: words.decode(errors="replace")
+        if roster := roster_of(store, 1, members):
+            understood += 1
+            assert [type(each) for each in roster.members] == [rendezvous.Member] * 2
+    assert 0 < understood < 150
+
+
+def test_a_process_that_says_more_is_of_another_version():
+    store = FakeStore()
+    members = some_members(2, version="1")
+    hello = json.loads(members[1]._encode("ab")) | {"more": 1}
+    hello["agreed"]["version"], hello["identity"]["more"] = "2", 1
+    store.key_value_set("jaxfabric/hello/1", json.dumps(hello))
+    with pytest.raises(rendezvous.RendezvousError, match="version differs: 1 on process 0, 2 on"):
+        rendezvous.exchange(store, 0, 2, members[0], 5)
 
 
 def test_watch_sees_processes_end():

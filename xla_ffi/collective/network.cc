@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "collective/fabric.h"
+#include "collective/plan.h"
 #include "os/interfaces.h"
 #include "os/tcp_socket.h"
 #include "transport/tcp/tcp.h"
@@ -58,6 +59,9 @@ Status Fabric::BindMessages(const Mesh::Job& job) {
   tcp.secret = job.secret;
   tcp.incarnation = job.incarnation;
   tcp.lanes = options_.tcp_sockets;
+  // What an execution has under way at a time is a ring: it has a part for each lane.
+  const size_t part = kRingBytes / std::max<size_t>(1, tcp.lanes) / tcp.stripe_above;
+  tcp.chunk_bytes = std::min(tcp.chunk_bytes, part * tcp.stripe_above);
   tcp.socket.congestion_control = options_.tcp_congestion_control;
   // The rings bound what executions post: all of the staging, with a header for each of the
   // smallest pieces, and the words.

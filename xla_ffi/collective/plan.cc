@@ -11,7 +11,6 @@ namespace {
 
 // Sizes below are for the sum of a rank's sub-streams, found by measurement (docs/performance.md).
 constexpr size_t kSegmentBytes = 256 * 1024;
-constexpr size_t kRingBytes = 1024 * 1024;
 constexpr size_t kTwoShotBytes = 8 * 1024;
 // Same process: from here on reading the peer's buffer beats staging plus no wait at the end.
 constexpr size_t kDirectBytes = 2 * 1024;

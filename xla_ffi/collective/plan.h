@@ -17,6 +17,9 @@
 
 namespace jaxfabric {
 
+// Staging of an execution that is larger, found by measurement.
+inline constexpr size_t kRingBytes = 1024 * 1024;
+
 enum class Algorithm : uint8_t {
   kLocal,    // a communicator of one rank: copy
   kOneShot,  // every rank reads what it needs from its sources' staged contributions

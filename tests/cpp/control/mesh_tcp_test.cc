@@ -13,6 +13,7 @@
 #include "control/meshes.h"
 #include "os/open_fds.h"
 #include "os/poll.h"
+#include "os/strangers.h"
 
 namespace jaxfabric {
 namespace {
@@ -133,6 +134,42 @@ TEST_F(MeshTcpTest, StrangersDoNotKeepTheJobFromConnecting) {
   EXPECT_GE(meshes_[0]->refused_connections(), 40u);
   ExpectEveryMessageInOrder();
 }
+
+class MeshStrangersTest : public MeshTcpTest, public ::testing::WithParamInterface<Stranger> {};
+
+// Process 1 comes last.
+TEST_P(MeshStrangersTest, AreCountedAndLoggedOnceAndTheJobConnects) {
+  // More than there are handshakes at a time: those who are silent make room for others.
+  constexpr int kCount = 300;
+  Create(2, 2);
+  const TcpAddress address = *TcpAddress::Parse(meshes_[0]->tcp_address());
+  const JobIdentity own{jobs_[1].secret, jobs_[1].incarnation, 1, 2};
+  ::testing::internal::CaptureStderr();
+  std::thread first([&] {
+    auto greetings =
+        meshes_[0]->Connect(Peers(0), jobs_[0], Hello(0).bytes(), fds_, Deadline::AfterSeconds(60));
+    connected_[0] = greetings.status();
+    if (greetings.ok()) greetings_[0] = *std::move(greetings);
+  });
+  const auto strangers = CallByStrangers(GetParam(), kCount, address, own, 0, Purpose::kControl);
+  auto greetings =
+      meshes_[1]->Connect(Peers(1), jobs_[1], Hello(1).bytes(), fds_, Deadline::AfterSeconds(60));
+  connected_[1] = greetings.status();
+  first.join();
+  Start();
+  ExpectEveryMessageInOrder();
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(LinesIn(log), 1) << log;
+  EXPECT_NE(log.find("was refused: it "), std::string::npos) << log;
+  const uint64_t refused = meshes_[0]->refused_connections();
+  if (GetParam() == Stranger::kHalfHeader) {
+    EXPECT_GE(refused, 40u);
+  } else {
+    EXPECT_EQ(refused, static_cast<uint64_t>(kCount));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, MeshStrangersTest, ::testing::ValuesIn(kStrangers), StrangerName);
 
 // Process 0 has a mesh; process 1, on another host, speaks through a link of its own.
 class MeshPeerTest : public MeshTcpTest {

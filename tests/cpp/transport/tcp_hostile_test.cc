@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <cstring>
 #include <functional>
 #include <thread>
 
+#include "base/hash.h"
+#include "os/strangers.h"
 #include "transport/tcp_ends.h"
 
 namespace jaxfabric::tcp {
@@ -94,6 +97,48 @@ TEST_F(TcpHostileTest, StrangersAreDropped) {
   EXPECT_EQ(end_.endpoint->counters().malformed, 0u);
 }
 
+class TcpStrangersTest : public ::testing::TestWithParam<Stranger> {};
+
+TEST_P(TcpStrangersTest, AreCountedAndLoggedOnce) {
+  // More than there are handshakes at a time: those who are silent make room for others.
+  constexpr int kCount = 300;
+  End end(0, 3);
+  ::testing::internal::CaptureStderr();
+  const JobIdentity own{End::Options().secret, End::Options().incarnation, 1, 2};
+  const auto strangers =
+      CallByStrangers(GetParam(), kCount, RawPeer::Address(end), own, 0, Purpose::kData);
+  const uint64_t expected = GetParam() == Stranger::kHalfHeader ? 40 : kCount;
+  EXPECT_TRUE(end.Await([&] { return end.endpoint->counters().refused >= expected; }));
+  RawPeer peer(end, 2);
+  peer.Word(0, 1);
+  EXPECT_TRUE(end.AwaitWord(0, 1));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(LinesIn(log), 1) << log;
+  EXPECT_NE(log.find("was refused: it "), std::string::npos) << log;
+  EXPECT_LE(end.endpoint->counters().refused, static_cast<uint64_t>(kCount));
+  EXPECT_EQ(end.endpoint->counters().malformed, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, TcpStrangersTest, ::testing::ValuesIn(kStrangers), StrangerName);
+
+TEST_F(TcpHostileTest, MalformedFramesOfManyPeersAreLoggedOnce) {
+  constexpr int kPeers = 30;
+  End end(0, kPeers + 1);
+  ::testing::internal::CaptureStderr();
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  for (int number = 1; number <= kPeers; ++number) {
+    peers.push_back(std::make_unique<RawPeer>(end, 2, true, number));
+    FrameHeader frame{.type = FrameType::kPut};
+    frame.length = 0xffffffff;
+    peers.back()->Send(0, frame);
+  }
+  EXPECT_TRUE(end.Await([&] { return end.lost().size() == kPeers; }));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(LinesIn(log), 1) << log;
+  EXPECT_NE(log.find("carries what is malformed"), std::string::npos) << log;
+  EXPECT_EQ(end.endpoint->counters().malformed, static_cast<uint64_t>(kPeers));
+}
+
 TEST_F(TcpHostileTest, ALostPeerIsNamedWithTheReason) {
   RawPeer peer(end_, 2);
   peer.Word(0, 9);
@@ -136,6 +181,26 @@ TEST_F(TcpHostileTest, HalfOpen) {
   ::shutdown(peer.fds[1].get(), SHUT_WR);  // and goes on to read
   ExpectLost("closed the connection", Code::kUnavailable);
   EXPECT_TRUE(peer.IsClosed(0));
+}
+
+TEST_F(TcpHostileTest, AnAddressThatDoesNotFitIsRefused) {
+  const End other(1, 3);
+  const auto connect = [&](size_t at, const std::string& change) {
+    EndpointAddress address = other.endpoint->address();
+    std::memcpy(address.bytes.data() + at, change.data(), change.size());
+    const size_t checked = address.bytes.size() - sizeof(uint64_t);
+    const uint64_t check =
+        Hasher().Add({reinterpret_cast<const char*>(address.bytes.data()), checked}).Finish();
+    std::memcpy(address.bytes.data() + checked, &check, sizeof(check));
+    return end_.endpoint->ConnectMessages(address).status().code();
+  };
+  EXPECT_EQ(connect(8, std::string("\1\0\0\0", 4)), Code::kOk);
+  for (const char* number : {"\0\0\0\0", "\3\0\0\0", "\xff\xff\xff\xff", "\0\0\0\x80"}) {
+    EXPECT_EQ(connect(8, std::string(number, 4)), Code::kInvalidArgument);
+  }
+  EXPECT_EQ(connect(12, std::string(4, '\0')), Code::kInvalidArgument);
+  // Text that fills its place, up to what follows it.
+  EXPECT_EQ(connect(24, std::string(56, '1')), Code::kInvalidArgument);
 }
 
 TEST_F(TcpHostileTest, AnAnswerNobodyReadsIsNotQueuedForEver) {

@@ -161,14 +161,18 @@ class TcpEndpoint : public MessageEndpoint {
                     "the address of a tcp endpoint is damaged, or of another version: all "
                     "processes need the same jaxfabric");
     }
-    const int number = static_cast<int>(published.number);
-    if (number >= hub_->max_peers() || hub_->self() >= static_cast<int>(published.max_peers) ||
-        number == hub_->self()) {
-      return Status(Code::kInvalidArgument,
-                    StrCat("endpoint ", hub_->self(), " of ", hub_->max_peers(),
-                           " cannot connect to endpoint ", number, " of ", published.max_peers));
+    const auto self = static_cast<uint32_t>(hub_->self());
+    if (published.number >= static_cast<uint32_t>(hub_->max_peers()) ||
+        self >= published.max_peers || published.number == self) {
+      return Status(
+          Code::kInvalidArgument,
+          StrCat("endpoint ", hub_->self(), " of ", hub_->max_peers(),
+                 " cannot connect to endpoint ", published.number, " of ", published.max_peers));
     }
-    JF_ASSIGN_OR_RETURN(const TcpAddress address, TcpAddress::Parse(published.address));
+    const int number = static_cast<int>(published.number);
+    const std::string_view text(published.address,
+                                ::strnlen(published.address, sizeof(published.address)));
+    JF_ASSIGN_OR_RETURN(const TcpAddress address, TcpAddress::Parse(text));
     hub_->peer(number).SetAddress(address, published.window_bytes);
     return std::unique_ptr<MessageChannel>(new TcpChannel(hub_, number));
   }
