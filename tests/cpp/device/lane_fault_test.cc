@@ -22,7 +22,7 @@ TEST_P(LaneFault, WhoIsInAnotherCallFailsAllAtOnce) {
   for (int seed = 0; seed < Rounds(60); ++seed) {
     std::mt19937_64 random(static_cast<uint64_t>(seed));
     const auto ranks = static_cast<uint32_t>(2 + seed % 4);
-    const ArenaShape shape{ranks, 3, 128, kLineBytes * ranks};
+    const ArenaShape shape{ranks, 3, 128, MixedBulkBytes(ranks)};
     Cluster cluster(shape, random());
     // Every so often all are in calls of their own.
     std::vector<MixedCall> calls(ranks, LongCall(random, shape, GetParam()));
@@ -61,7 +61,7 @@ TEST_P(LaneFault, WhoIsInAnotherCallFailsAllAtOnce) {
 TEST_P(LaneFault, WhoIsDeadIsNamedAfterTheDeadline) {
   for (int seed = 0; seed < Rounds(10); ++seed) {
     std::mt19937_64 random(static_cast<uint64_t>(seed));
-    const ArenaShape shape{4, 2, 128, kLineBytes * 4};
+    const ArenaShape shape{4, 2, 128, MixedBulkBytes(4)};
     Cluster cluster(shape, random());
     const auto dead = static_cast<uint32_t>(random() % 4);
     const MixedCall warm = RandomCall(random, shape, GetParam());
@@ -101,7 +101,7 @@ TEST_P(LaneFault, WhoDiesInTheMiddleIsAtTheEndOfEveryChain) {
   uint32_t failed = 0;
   for (int seed = 0; seed < Rounds(30); ++seed) {
     std::mt19937_64 random(static_cast<uint64_t>(seed));
-    const ArenaShape shape{4, 2, 128, kLineBytes * 4};
+    const ArenaShape shape{4, 2, 128, MixedBulkBytes(4)};
     Cluster cluster(shape, random());
     const auto dead = static_cast<uint32_t>(random() % 4);
     const MixedCall call = LongCall(random, shape, GetParam());
@@ -138,7 +138,7 @@ TEST_P(LaneFault, WhoDiesInTheMiddleIsAtTheEndOfEveryChain) {
 
 TEST_P(LaneFault, WhoIsSlowIsWaitedFor) {
   std::mt19937_64 random(5);
-  const ArenaShape shape{3, 2, 128, kLineBytes * 3};
+  const ArenaShape shape{3, 2, 128, MixedBulkBytes(3)};
   Cluster cluster(shape, 5);
   const MixedCall call = LongCall(random, shape, GetParam());
   MixedRanks all(cluster);
@@ -157,7 +157,7 @@ TEST_P(LaneFault, WhoIsSlowIsWaitedFor) {
 
 TEST_P(LaneFault, TheHostEndsAWait) {
   std::mt19937_64 random(5);
-  const ArenaShape shape{3, 2, 128, kLineBytes * 3};
+  const ArenaShape shape{3, 2, 128, MixedBulkBytes(3)};
   Cluster cluster(shape, 6);
   const MixedCall call = LongCall(random, shape, GetParam());
   MixedRanks all(cluster);
@@ -174,7 +174,7 @@ TEST_P(LaneFault, TheHostEndsAWait) {
 
 TEST_P(LaneFault, AWaitForARankThatHasEndedEnds) {
   std::mt19937_64 random(5);
-  const ArenaShape shape{3, 2, 128, kLineBytes * 3};
+  const ArenaShape shape{3, 2, 128, MixedBulkBytes(3)};
   Cluster cluster(shape, 6);
   const MixedCall call = LongCall(random, shape, GetParam());
   MixedRanks all(cluster);
@@ -196,7 +196,7 @@ TEST_P(LaneFault, ARankThatHasSentItsPartMayEnd) {
   }
   for (int seed = 0; seed < Rounds(30); ++seed) {
     std::mt19937_64 random(static_cast<uint64_t>(seed));
-    const ArenaShape shape{3, 2, 128, kLineBytes * 3};
+    const ArenaShape shape{3, 2, 128, MixedBulkBytes(3)};
     Cluster cluster(shape, random());
     const MixedCall call = LongCall(random, shape, GetParam());
     MixedRanks all(cluster);
@@ -218,7 +218,7 @@ TEST_P(LaneFault, ARankThatHasSentItsPartMayEnd) {
 // Another parity than the one awaited cannot be there yet.
 TEST_P(LaneFault, WhoIsAheadOfItselfIsAProtocolError) {
   std::mt19937_64 random(5);
-  const ArenaShape shape{2, 1, 128, kLineBytes * 2};
+  const ArenaShape shape{2, 1, 128, MixedBulkBytes(2)};
   Cluster cluster(shape, 6);
   MixedCall call = LongCall(random, shape, GetParam());
   auto* cells = reinterpret_cast<uint64_t*>(cluster.arena(0) + shape.CellsOffset(0, 1));
@@ -236,7 +236,7 @@ INSTANTIATE_TEST_SUITE_P(All, LaneFault, testing::ValuesIn(MixedKernels()),
 
 TEST(LaneRecord, IsWholeWhenItsKindIsSetAndIsWrittenOnce) {
   for (int seed = 0; seed < 20; ++seed) {
-    const ArenaShape shape{3, 3, 128, kLineBytes * 3};
+    const ArenaShape shape{3, 3, 128, MixedBulkBytes(3)};
     Cluster cluster(shape, static_cast<uint64_t>(seed));
     cluster.wait_milliseconds = 0;  // all threads and lanes fail at once
     MixedCall call{"all_reduce_packets_sum_uint8", 3, 3, 6, 300, 9, 0, 0, 0};

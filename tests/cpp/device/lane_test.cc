@@ -6,10 +6,9 @@ namespace jaxfabric::device {
 namespace {
 
 constexpr uint32_t kCalls = Rounds(10000);
-constexpr uint64_t kSeeds = kThreadSanitizer ? 13 : 39;
 
 TEST(Lane, ThousandsOfMixedCallsGiveWhatTheyShould) {
-  const ArenaShape shape{3, 4, 64, kLineBytes * 3};
+  const ArenaShape shape{3, 4, 64, MixedBulkBytes(3)};
   Cluster cluster(shape, 7);
   std::mt19937_64 random(1);
   std::vector<MixedCall> calls;
@@ -20,8 +19,8 @@ TEST(Lane, ThousandsOfMixedCallsGiveWhatTheyShould) {
 }
 
 TEST(Lane, TwoRanksGoAroundEachOther) {
-  const ArenaShape shape{2, 2, 64, kLineBytes * 2};
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+  const ArenaShape shape{2, 2, 64, MixedBulkBytes(2)};
+  for (uint64_t seed = 0; seed < MixedKernels().size() * (kThreadSanitizer ? 1 : 2); ++seed) {
     Cluster cluster(shape, seed);
     std::mt19937_64 random(seed);
     std::vector<MixedCall> calls;
@@ -57,7 +56,7 @@ TEST_P(LaneCounter, GoesPastWhereOldPacketsWouldBeTaken) {
   for (uint32_t before = 1; before < 5; ++before) {
     for (uint64_t seed = 0; seed < (kThreadSanitizer ? 2u : 12u); ++seed) {
       const auto ranks = static_cast<uint32_t>(2 + seed % 4);
-      const ArenaShape shape{ranks, 1, 128, kLineBytes * ranks};
+      const ArenaShape shape{ranks, 1, 128, MixedBulkBytes(ranks)};
       Cluster cluster(shape, seed);
       cluster.SetStep(GetParam() - before);
       // Ten steps without packets and two of cleaning: then the areas are used, one parity after

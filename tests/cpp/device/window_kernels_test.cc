@@ -1,5 +1,6 @@
 // Kernels that read and write peers' own arrays, executed for 1 to 8 ranks with random schedules.
 #include "device/cluster.h"
+#include "device/mixed_calls.h"
 #include "device/move_case.h"
 #include "device/reduction_values.h"
 
@@ -202,119 +203,21 @@ INSTANTIATE_TEST_SUITE_P(All, WindowReductions,
 
 // Calls one after the other, each rank as fast as it can: when its kernel ends its result is whole,
 // and its arrays are its own again.
-class RunningAhead {
- public:
-  RunningAhead(uint32_t ranks, uint64_t seed)
-      : random_(seed), cluster_({ranks, 2, 128, kLineBytes * ranks}, random_()), tables_(ranks) {
-    for (uint32_t rank = 0; rank < ranks; ++rank) {
-      inputs_.emplace_back(ranks * kRow, 0.0f);
-      outputs_.emplace_back(ranks * kRow, 0.0f);
-    }
-    for (uint32_t rank = 0; rank < ranks; ++rank) {
-      WindowTable& table = tables_[rank];
-      table = {inputs_[rank].data(), outputs_[rank].data(), 0, 0, {}};
-      for (uint32_t peer = 0; peer < ranks; ++peer) {
-        table.base[peer] = {reinterpret_cast<std::byte*>(inputs_[peer].data()),
-                            reinterpret_cast<std::byte*>(outputs_[peer].data())};
-      }
-    }
-    for (uint32_t call = 0; call < kCalls; ++call) {
-      ops_.push_back(static_cast<uint32_t>(random_() % std::size(kOps)));
-    }
-  }
-
-  std::string Run() {
-    for (uint32_t rank = 0; rank < cluster_.ranks(); ++rank) Next(rank, 0);
-    while (failed_.empty() && cluster_.grid().Run(1 << 16)) {
-    }
-    cluster_.KillAll();
-    return failed_;
-  }
-
- private:
-  static constexpr uint32_t kRow = 72, kCalls = 60;
-  static constexpr const char* kOps[] = {"all_reduce_window_sum_float32",
-                                         "reduce_scatter_window_sum_float32",
-                                         "all_gather_window",
-                                         "all_to_all_window",
-                                         "permute_window",
-                                         "broadcast_window"};
-  static float Value(uint32_t call, uint32_t rank, uint32_t i) {
-    return static_cast<float>((call * 31 + rank * 7 + i) % 101);
-  }
-  float Expected(uint32_t call, uint32_t rank, uint32_t i) const {
-    const uint32_t ranks = cluster_.ranks(), row = i / kRow, at = i % kRow;
-    const auto sum = [&](uint32_t element) {
-      float all = 0;
-      for (uint32_t r = 0; r < ranks; ++r) all += Value(call, r, element);
-      return all;
-    };
-    switch (ops_[call]) {
-      case 0:
-        return sum(i);
-      case 1:
-        return sum(rank * kRow + i);
-      case 2:
-        return Value(call, row, at);
-      case 3:
-        return Value(call, row, rank * kRow + at);
-      case 4:
-        return Value(call, (rank + ranks - 1) % ranks, i);
-      default:
-        return Value(call, call % ranks, i);
-    }
-  }
-  // Elements of a result.
-  uint32_t Elements(uint32_t call) const {
-    return ops_[call] == 2 || ops_[call] == 3 ? cluster_.ranks() * kRow : kRow;
-  }
-
-  void Next(uint32_t rank, uint32_t call) {
-    if (call == kCalls) return;
-    const uint32_t ranks = cluster_.ranks();
-    for (uint32_t i = 0; i < ranks * kRow; ++i) inputs_[rank][i] = Value(call, rank, i);
-    const std::string kernel = StrCat("jaxfabric_", kOps[ops_[call]]);
-    const auto finished = [this, rank, call](bool trapped) {
-      if (trapped && failed_.empty()) failed_ = StrCat("rank ", rank, " trapped");
-      for (uint32_t i = 0; i < Elements(call) && failed_.empty(); ++i) {
-        if (outputs_[rank][i] == Expected(call, rank, i)) continue;
-        failed_ = StrCat("call ", call, ", ", kOps[ops_[call]], ", rank ", rank, ", element ", i);
-      }
-      // Nobody may read or write them now.
-      std::fill(inputs_[rank].begin(), inputs_[rank].end(), -1.0f);
-      std::fill(outputs_[rank].begin(), outputs_[rank].end(), -2.0f);
-      if (failed_.empty()) Next(rank, call + 1);
-    };
-    const void* input = inputs_[rank].data();
-    void* output = outputs_[rank].data();
-    if (ops_[call] < 2) {
-      const ReduceArguments a{cluster_.View(rank), call + 1, input, output, kRow};
-      cluster_.Start(rank, kernel, 2, 5, WindowReduceArguments{a, &tables_[rank]}, finished);
-      return;
-    }
-    const MoveArguments a{cluster_.View(rank),
-                          call + 1,
-                          call % ranks,
-                          static_cast<int32_t>((rank + 1) % ranks),
-                          static_cast<int32_t>((rank + ranks - 1) % ranks),
-                          input,
-                          output,
-                          kRow * sizeof(float)};
-    cluster_.Start(rank, kernel, 2, 5, WindowMoveArguments{a, &tables_[rank]}, finished);
-  }
-
-  std::mt19937_64 random_;
-  Cluster cluster_;
-  std::vector<WindowTable> tables_;
-  std::vector<std::vector<float>> inputs_, outputs_;
-  std::vector<uint32_t> ops_;
-  std::string failed_;
-};
-
 TEST(WindowCalls, LeaveArraysWhenTheirKernelEnds) {
+  std::vector<std::string> kernels;
+  for (const std::string& kernel : MixedKernels()) {
+    if (kernel.find("window") != std::string::npos) kernels.push_back(kernel);
+  }
   for (int round = 0; round < Rounds(20); ++round) {
-    RunningAhead calls(2 + static_cast<uint32_t>(round) % 4, static_cast<uint64_t>(round));
-    ASSERT_EQ(calls.Run(), "") << "round " << round;
+    const uint32_t ranks = 2 + static_cast<uint32_t>(round) % 4;
+    const ArenaShape shape{ranks, 2, 128, MixedBulkBytes(ranks)};
+    Cluster cluster(shape, static_cast<uint64_t>(round));
+    std::mt19937_64 random(static_cast<uint64_t>(round));
+    std::vector<MixedCall> calls;
+    for (int i = 0; i < 60; ++i) {
+      calls.push_back(RandomCall(random, shape, kernels[random() % kernels.size()], 2));
+    }
+    ASSERT_TRUE(RunCalls(cluster, 60, [&](uint32_t i) { return calls[i]; })) << "round " << round;
   }
 }
 
