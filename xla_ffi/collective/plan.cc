@@ -23,7 +23,10 @@ constexpr size_t kProcessReadLimit = 256 * 1024;
 // Several hosts, some with several ranks: from here on bytes that cross the network twice cost more
 // than the steps that it takes to send them once.
 constexpr size_t kHostsBytes = 16 * 1024;
-// An execution with that many has them even where no memory but a slot's share is left.
+// The same: up to here a host may send another one in all, so that the steps of kHosts take longer
+// than bytes that cross the network for each of its ranks.
+constexpr size_t kRelayedBytes = 128 * 1024;
+// An execution with that many rings has them even where no memory but a slot's share is left.
 constexpr size_t kMostRelayRings = kReserveShare / 16;
 // Another host: from here on waiting until the reader has told where its output is costs less than
 // copying what has arrived there.
@@ -205,19 +208,25 @@ void Plan::ChooseHosts(Hosts all) {
   ExchangeWithPartners(std::move(all));
 }
 
-// Small arrays of hosts with several processes, which would get a message each of every rank.
+// What is small, of hosts with several ranks. Without it every process of another host gets a
+// message of each rank, which of few bytes and one process is no more than here.
 bool Plan::TryRelay(const Topology& topology, const Hosts& all) {
   const bool fits = kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter ||
                     kind == OpKind::kAllGather || kind == OpKind::kAllToAll;
-  const size_t array = std::max(input_bytes, output_bytes);
-  if (!fits || array == 0 || array >= kHostsBytes || all.count() < 2 ||
-      topology.processes <= all.count()) {
-    return false;
+  if (!fits || stream == 0 || !all.shared() || all.count() < 2) return false;
+  const bool one_process_each = topology.processes <= all.count();
+  const bool exchanges = kind == OpKind::kAllToAll;  // each byte goes to one rank in any case
+  const bool plain = exchanges || std::max(input_bytes, output_bytes) < kHostsBytes;
+  if (one_process_each && plain) return false;
+  size_t most_members = 1;
+  for (int host = 0; host < all.count(); ++host) {
+    most_members = std::max(most_members, all.members(host).size());
   }
+  const size_t sent_by_each = reduces ? stream : stream * most_members;
+  if (sent_by_each * most_members > (exchanges ? kRelayedBytes / 2 : kRelayedBytes)) return false;
+  const size_t own_rings = static_cast<size_t>(scattered ? size : 1);
   for (int rank = 0; rank < size; ++rank) {
-    const size_t rings =
-        static_cast<size_t>(scattered ? size : 1) + RelayRings(kind, all, rank).count();
-    if (rings > kMostRelayRings) return false;
+    if (own_rings + RelayRings(kind, all, rank).count() > kMostRelayRings) return false;
   }
   algorithm = Algorithm::kRelay;
   ExchangeWithPartners(all);

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "collective/problem.h"
 
@@ -90,6 +92,34 @@ TEST_P(PlanTest, RanksAgree) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, PlanTest, ::testing::Range(1, 18));
+
+TEST(PlanHostsTest, RanksAgreeHoweverTheyAreDealtOut) {
+  std::set<Algorithm> taken;
+  for (const auto& [host_of, processes] : std::vector<std::pair<std::vector<int>, int>>{
+           {{0, 0, 1, 1}, 4}, {{0, 0, 1, 1}, 2}, {{0, 1, 0, 1, 0}, 5}, {{0, 1, 2, 0, 0}, 4}}) {
+    const Topology topology{false, false, host_of, processes, {}};
+    const int size = static_cast<int>(host_of.size());
+    for (size_t count : {1, 10, 11, 4096, 5000, 16384, 40000, 1 << 20}) {
+      for (const Problem& problem : EveryKind(size, count)) {
+        CheckPlans(problem, topology);
+        taken.insert(Plans(problem, topology)[0].algorithm);
+      }
+    }
+  }
+  EXPECT_TRUE(taken.contains(Algorithm::kRelay) && taken.contains(Algorithm::kHosts));
+}
+
+// Every execution has to get along with its share of memory, where no other is left.
+TEST(PlanHostsTest, WhatNeedsManyRingsIsNotRelayed) {
+  const std::vector<int> host_of = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};
+  const Topology topology{false, false, host_of, 16, {}};
+  for (const Problem& problem : EveryKind(16, 100)) {
+    const bool relayed = Plans(problem, topology)[3].algorithm == Algorithm::kRelay;
+    const bool few = problem.kind == OpKind::kAllReduce || problem.kind == OpKind::kAllGather ||
+                     problem.kind == OpKind::kReduceScatter;
+    EXPECT_EQ(relayed, few) << problem.Describe();
+  }
+}
 
 TEST(PlanHeaderTest, DiffersWithEverythingThatMustBeEqual) {
   const Problem base{OpKind::kAllReduce, DType::kFloat32, 100, 2, ReduceOp::kSum, {}, 0};
