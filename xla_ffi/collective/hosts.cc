@@ -20,6 +20,19 @@ std::vector<int> Hosts::HandledBy(int position) const {
   return parts;
 }
 
+int Hosts::MostHandled() const {
+  int most = 0;
+  for (int host = 0; host < count(); ++host) {
+    int handled = 0;  // by its first rank, which has as many as any
+    for (int other = 0; other < count(); ++other) {
+      const int own = ranks_.RanksOf(host);
+      if (other != host) handled += (ranks_.RanksOf(other) + own - 1) / own;
+    }
+    most = std::max(most, handled);
+  }
+  return most;
+}
+
 std::vector<int> Hosts::PartnersOf(int position) const {
   std::vector<int> partners = HandledBy(position);
   for (int host = 0; host < count(); ++host) {

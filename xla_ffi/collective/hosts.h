@@ -33,6 +33,8 @@ class Hosts {
   }
   // The parts of other hosts that `position` handles, ascending.
   std::vector<int> HandledBy(int position) const;
+  // The most parts that one rank handles.
+  int MostHandled() const;
   // The ranks of other hosts that `position` exchanges something with, ascending.
   std::vector<int> PartnersOf(int position) const;
 

@@ -35,7 +35,6 @@ void Op::Reset(const Buffers& buffers, int64_t run_id, uint32_t occurrence, uint
   next_reader_ = 0;
   stream_ = produced_ = consumed_ = results_ = results_consumed_ = landed_ = 0;
   told_ = {};
-  handed_off_ = false;
   pattern_.block = nullptr;
   pattern_.begun = pattern_.awaits_sending = false;
   pattern_.sent = pattern_.taken = pattern_.collected = pattern_.entered = 0;

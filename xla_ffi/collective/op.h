@@ -64,9 +64,6 @@ class Op {
   // All of them: the execution cannot end unless each of these peers does something more.
   std::vector<int> Missing() const;
 
-  // Before another thread goes on with it: the peers are late, or this rank is.
-  void HandOff();
-
   // For the progress thread.
   std::function<void(const Status&)> on_finished;
   Clock::time_point started{};
@@ -153,7 +150,7 @@ class Op {
   void PostRelayed(int to, size_t ring, size_t bytes);
   void ShowRelayed(PublishLine& line) const;
   bool CollectRelayed();
-  bool HasRelayed() const { return results_ > 0 || handed_off_; }
+  bool HasRelayed() const { return results_ > 0; }
   bool RelayNeeds(int peer) const;
   std::byte* RelayRing(size_t ring) const { return result_staging_ + ring * result_ring_; }
 
@@ -238,7 +235,6 @@ class Op {
     uint64_t consumed = 0;
     uint64_t results_consumed = 0;
   } told_;
-  bool handed_off_ = false;  // see HandOff()
   std::vector<uint64_t> tickets_;
   std::optional<uint32_t> output_region_;  // while peers may put into the output
   size_t next_reader_ = 0;                 // Linger, Acknowledged: readers before it are done

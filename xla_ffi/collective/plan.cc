@@ -23,8 +23,8 @@ constexpr size_t kProcessReadLimit = 256 * 1024;
 // Several hosts, some with several ranks: from here on bytes that cross the network twice cost more
 // than the steps that it takes to send them once.
 constexpr size_t kHostsBytes = 16 * 1024;
-// The same: up to here a host may send another one in all, so that the steps of kHosts take longer
-// than bytes that cross the network for each of its ranks.
+// The same: up to here a host may send in all, so that the steps of kHosts take longer than bytes
+// that cross the network for each of its ranks.
 constexpr size_t kRelayedBytes = 128 * 1024;
 // An execution with that many rings has them even where no memory but a slot's share is left.
 constexpr size_t kMostRelayRings = kReserveShare / 16;
@@ -222,10 +222,14 @@ bool Plan::TryRelay(const Topology& topology, const Hosts& all) {
   for (int host = 0; host < all.count(); ++host) {
     most_members = std::max(most_members, all.members(host).size());
   }
-  const size_t sent_by_each = reduces ? stream : stream * most_members;
-  if (sent_by_each * most_members > (exchanges ? kRelayedBytes / 2 : kRelayedBytes)) return false;
+  // A sum goes to each host whole; by parts it would cross twice, however many hosts there are.
+  const bool by_parts = kind == OpKind::kAllReduce && input_bytes >= kHostsBytes;
+  const size_t repeated = by_parts ? static_cast<size_t>(all.count() - 1) : 1;
+  const size_t sent = (reduces ? stream : stream * most_members) * most_members * repeated;
+  if (sent > (exchanges ? kRelayedBytes / 2 : kRelayedBytes)) return false;
   const size_t own_rings = static_cast<size_t>(scattered ? size : 1);
-  for (int rank = 0; rank < size; ++rank) {
+  if (own_rings >= kMostRelayRings || most_members >= kMostRelayRings) return false;
+  for (int rank = 0; scattered && rank < size; ++rank) {
     if (own_rings + RelayRings(kind, all, rank).count() > kMostRelayRings) return false;
   }
   algorithm = Algorithm::kRelay;
@@ -253,7 +257,7 @@ void Plan::ChoosePatternOf(const Topology& topology) {
         std::max(call.ranks_per_host, static_cast<int32_t>(all.members(host).size()));
   }
   call.remote_processes = algorithm == Algorithm::kRelay
-                              ? all.count() - 1
+                              ? all.MostHandled()
                               : topology.processes - topology.processes / all.count();
   call.one_shot = algorithm != Algorithm::kTwoShot;
   const auto chosen = ChoosePattern(call, topology.patterns);

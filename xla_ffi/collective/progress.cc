@@ -17,7 +17,6 @@ double Seconds(Clock::duration duration) { return std::chrono::duration<double>(
 bool Fabric::TryHandOff(Op* op) {
   handed_off_.fetch_add(1, std::memory_order_relaxed);
   if (op->started == Clock::time_point{}) op->started = Clock::now();
-  op->HandOff();
   {
     std::lock_guard lock(queue_mutex_);
     if (progress_ended_) return false;

@@ -74,6 +74,17 @@ TEST(HostsTest, PartnersAreEachOthers) {
   });
 }
 
+TEST(HostsTest, NobodyHandlesMoreThanItIsSaid) {
+  ForEachDeal([](const std::vector<int>& host_of) {
+    const Hosts hosts(host_of);
+    size_t most = 0;
+    for (int rank = 0; rank < hosts.size(); ++rank) {
+      most = std::max(most, hosts.HandledBy(rank).size());
+    }
+    EXPECT_EQ(static_cast<size_t>(hosts.MostHandled()), most);
+  });
+}
+
 TEST(HostsTest, RolesNameTheSameMemoryOnBothSides) {
   ForEachDeal([](const std::vector<int>& host_of) {
     const Hosts hosts(host_of);

@@ -109,6 +109,17 @@ TEST(PlanHostsTest, RanksAgreeHoweverTheyAreDealtOut) {
   EXPECT_TRUE(taken.contains(Algorithm::kRelay) && taken.contains(Algorithm::kHosts));
 }
 
+// By parts a sum crosses the network twice, by relays once for each other host.
+TEST(PlanHostsTest, LargeSumsOfManyHostsGoByParts) {
+  for (const int hosts : {2, 5, 8}) {
+    std::vector<int> host_of;
+    for (int rank = 0; rank < 2 * hosts; ++rank) host_of.push_back(rank / 2);
+    const Topology topology{false, false, host_of, 2 * hosts, {}};
+    const Problem sum{OpKind::kAllReduce, DType::kFloat32, 4096, 2 * hosts, ReduceOp::kSum, {}, 0};
+    EXPECT_EQ(Plans(sum, topology)[0].algorithm, hosts < 8 ? Algorithm::kRelay : Algorithm::kHosts);
+  }
+}
+
 // Every execution has to get along with its share of memory, where no other is left.
 TEST(PlanHostsTest, WhatNeedsManyRingsIsNotRelayed) {
   const std::vector<int> host_of = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1};

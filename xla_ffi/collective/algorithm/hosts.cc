@@ -1,10 +1,9 @@
 // Between hosts, every byte crosses the network once per host. The array has one part per rank:
 //
 //   stage     what the ranks of a host contribute to each other's parts
-//   reduce    a part's handler sums up its host's contributions and puts the partial sum to the
-//   owner combine   the owner adds the hosts' partial sums, in the order of hosts, stages the
-//   result for
-//             its host and puts it to the part's handlers on the others
+//   reduce    a part's handler adds what its host contributes, and puts the sum to the owner
+//   combine   the owner adds the sums of the hosts, in their order, stages the result for its
+//             host, and puts it to the part's handlers on the others
 //   collect   every rank copies all results, from their owners or from their handlers
 //
 //   host A  rank 0  stage | reduce a, c -> c to rank 2 | combine a -> to rank 2 | collect b, c, d

@@ -38,14 +38,6 @@ void Op::ShowRelayed(PublishLine& line) const {
                  .output_region = 0};
 }
 
-void Op::HandOff() {
-  handed_off_ = true;
-  // The peers of other hosts are told that this rank is here, though it has nothing for them yet:
-  // they might take it for the one that is late.
-  const bool untold = stage_ == Stage::kTransfer && !told_.published;
-  if (untold && participant_.plan().algorithm == Algorithm::kRelay) Announce();
-}
-
 // Reads what the ranks of this host contribute, and sends it on. True if it did, or has failed.
 bool Op::RelayLocals() {
   const Plan& plan = participant_.plan();
