@@ -116,12 +116,12 @@ OCCUPIES = """
 def test_a_port_range_without_two_free_ports_is_told_at_the_start(hosts, tmp_path, enough):
     """On one host of two: both learn it at once."""
     path = faults.script(tmp_path, STARTS)
-    other = [sys.executable, "-c", textwrap.dedent(OCCUPIES), hosts[1].ipv4, "45001"]
+    other = [sys.executable, "-c", textwrap.dedent(OCCUPIES), hosts[1].ipv4, "20001"]
     with subprocess.Popen(
         hosts[1].command(*other), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as occupying:
         assert occupying.stdout.readline() == "there\n"
-        ports = "45000-45002" if enough else "45000-45001"
+        ports = "20000-20002" if enough else "20000-20001"
         jobs = start_on(hosts, path, net_port_range=ports, connect_timeout=30)
         results = [job.finish(60) for job in jobs]
         occupying.stdin.close()
@@ -134,7 +134,7 @@ def test_a_port_range_without_two_free_ports_is_told_at_the_start(hosts, tmp_pat
         text = faults.only(result.stdout, process, "raised")["text"]
         assert text == (
             "process 1 on hostb cannot be reached from other hosts: RESOURCE_EXHAUSTED: port range "
-            f"exhausted: none of ports 45000-45001 is free on {hosts[1].ipv4}; widen "
+            f"exhausted: none of ports 20000-20001 is free on {hosts[1].ipv4}; widen "
             "net_port_range (JAXFABRIC_NET_PORT_RANGE): every process needs two"
         )
         assert faults.only(result.stdout, process, "after")["seconds"] < 15, result.explain()
